@@ -38,9 +38,9 @@ FILE = "a file"
 
 KERNELS = Variable(
     "KERNELS",
-    "which configs a command works on: prog, prog-all, tune, space, cover, all, hopper, "
-    "backward, hopper-backward, hopper-dq, decode, latent, latent-mma, 'B_r,B_c', one of your "
-    "sets, or short forms separated by ';'",
+    "the configs that a command uses: a set (prog, prog-all, tune, space, cover, all, hopper, "
+    "backward, hopper-backward, hopper-dq, decode, latent, latent-mma or your own), a block size "
+    "'B_r,B_c', or configs in short form, separated by ';'",
     "unset",
     "configs",
 )

@@ -1,4 +1,5 @@
-"""Runs CUDA kernels without a GPU: PTX on the CPU with NumPy, under checks.
+"""Runs CUDA kernels without a GPU: executes their PTX on the CPU with NumPy, and checks every
+access.
 
     module = ptxlab.load("sum.ptx")
     result = module.launch("sum", [x, total, x.size], grid=4, block=256)

@@ -20,7 +20,7 @@ def pack_arguments(entry: Entry, arguments: Sequence[Any], memory: GlobalMemory)
 
     Registers the arrays in ``memory`` as "argument 0" and so on.
 
-    Raises ArgumentError where an argument does not fit its parameter.
+    Raises ArgumentError if an argument does not fit its parameter.
     """
     parameters = entry.parameters
     if len(arguments) != len(parameters):

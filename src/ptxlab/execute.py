@@ -1,4 +1,4 @@
-"""emulate(): run an entry's grid in waves of CTAs, and collect what happened."""
+"""emulate(): runs an entry's grid in waves of CTAs, and collects counts and findings."""
 
 from __future__ import annotations
 
@@ -63,7 +63,8 @@ def emulate(
     - ``seed``: None selects the fixed schedule, in which asynchronous work happens as late as
       possible. A number seeds a random schedule. An odd number also makes it hesitant (see
       RandomSchedule).
-    - ``sm_count``: the number of SMs of the GPU. It matters only if CTAs wait for each other. Each
+    - ``sm_count``: the number of SMs of the GPU. The number matters only if CTAs wait for each
+        other. Each
       SM then holds as many CTAs as the kernel's launch bounds promise. None: all CTAs are resident
       together.
     - ``programmatic``: whether the launch may begin before the previous one has finished

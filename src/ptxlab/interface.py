@@ -78,8 +78,9 @@ class MemoryAccess:
     - ``ctas``: for each thread, the flat number of the CTA that owns the shared memory; None: the
       thread's own CTA.
     - ``order``, for global memory: ``relaxed`` (also for a volatile access), ``acquire``,
-      ``release``, ``acq_rel``, or empty for a weak access. ``scope``: ``cta``, ``cluster``, ``gpu``
-      or ``sys``. Atomics are listed in the order in which they are executed.
+      ``release``, ``acq_rel``, or empty for a weak access.
+    - ``scope``: ``cta``, ``cluster``, ``gpu`` or ``sys``. Atomics are listed in the order in which
+      they are executed.
 
     The event is sent before the access is executed. A bad address is an error unless an observer
     handles it.

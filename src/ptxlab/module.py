@@ -120,7 +120,8 @@ class Module:
                 never written, and uses of copies that have not arrived. The launch then takes about
                 twice as long.
             observers: further observers, such as ``ptxlab.checks.BankConflicts()``.
-            seed: a number selects a random schedule of the threads; None the fixed schedule.
+            seed: a number selects a random schedule of the threads; None selects the fixed
+                schedule.
             sm_count: the number of SMs of the GPU, for kernels whose CTAs wait for each other;
                 None: as many as all CTAs need.
             exact_mma: whether mma, wgmma and wmma give exactly the bits of the target's tensor

@@ -263,10 +263,10 @@ MISTAKES: dict[str, tuple[SourcePatch, ...]] = {
     ),
     "bulk": (
         SourcePatch("sums take the place of those under way", _DQ_PART,
-                    "if (lane == 0) tma_store_wait_read();  // for the last block's\n"
+                    "if (lane == 0) tma_store_wait_read();  // the store of the last block's dq\n"
                     "        __syncwarp();", "__syncwarp();"),
         SourcePatch("only a lane waits for the place", _DQ_PART,
-                    "if (lane == 0) tma_store_wait_read();  // for the last block's\n"
+                    "if (lane == 0) tma_store_wait_read();  // the store of the last block's dq\n"
                     "        __syncwarp();", "if (lane == 0) tma_store_wait_read();"),
         SourcePatch("sums are not fenced", _DQ_PART,
                     "tma_store_fence();\n        __syncwarp();\n        if (lane != 0) return;",

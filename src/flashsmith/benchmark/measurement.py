@@ -94,13 +94,15 @@ _Self = TypeVar("_Self", bound="Measurement")
 class Measurement:
     """The result of one implementation on one problem: a row.
 
-    implementation: its name in tables; in files this column is called 'contender'. family, config:
-    flashsmith's kernel, also if attention() chose it; '' for a peer. semantics: the words of the
-    problem's semantics, or 'plain'. Batch, lengths and d are those of the Problem; d_v is None if
-    it equals d. verdict to rel_l2: fields of Proof. ms to power_w: fields of Times. registers to
-    ctas_per_sm,
-    instructions, conflicts: fields of KernelFacts. CSV and Parquet files do not have instructions
-    and conflicts. gpu to python: fields of Environment.
+    implementation: its name in tables; in files this column is called 'contender'.
+    family, config: flashsmith's kernel, also if attention() chose it; '' for a peer.
+    semantics: the words of the problem's semantics, or 'plain'. Batch, lengths and d are those of
+        the Problem; d_v is None if it equals d.
+    verdict to rel_l2: fields of Proof.
+    ms to power_w: fields of Times.
+    registers to ctas_per_sm, instructions, conflicts: fields of KernelFacts. CSV and Parquet files
+        do not have instructions and conflicts.
+    gpu to python: fields of Environment.
     time: when the row was made (UTC, in ISO format).
     """
 

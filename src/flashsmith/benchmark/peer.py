@@ -1,4 +1,4 @@
-"""Peer: the attention of another library, behind one small interface."""
+"""Peer: another library's attention, behind one small interface."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from flashsmith.families import Problem
 
 
 class Peer(Protocol):
-    """The attention of another library."""
+    """Another library's attention."""
 
     @property
     def name(self) -> str:
@@ -23,10 +23,11 @@ class Peer(Protocol):
         tried."""
 
     def version(self) -> str:
-        """The version of the library that computes; valid only if the peer is not absent."""
+        """The version of the library that computes the results; valid only if the peer is not
+        absent."""
 
     def prepare(self, workload: Any) -> PeerImplementation:
-        """The implementation for a workload, whose tensors are PyTorch's.
+        """The peer's implementation for a workload, whose tensors are PyTorch tensors.
 
         If this raises an exception, the peer is absent.
         """
@@ -78,7 +79,7 @@ def import_absence(module: str) -> str | None:
         if itself:
             return f"{missing} is not installed"
         return f"{module} needs {missing}, which is not installed"
-    except Exception as error:  # wheels for another PyTorch fail in many ways
+    except Exception as error:  # wheels for another PyTorch version fail in many ways
         return f"{module} cannot be imported: {(str(error) or repr(error)).splitlines()[0]}"
     return None
 

@@ -1,5 +1,4 @@
-"""Peers: the attention of other libraries, behind one small interface, for comparisons with
-flashsmith.
+"""Peers: other libraries' attention, behind one small interface, for comparisons with flashsmith.
 
 A peer that is not installed or cannot serve a problem is absent; it has not failed. Its row gives
 the reason.
@@ -40,8 +39,8 @@ from flashsmith.operations.operation import load_attribute
 class SdpaPeer:
     """One backend of PyTorch's SDPA; ``backend`` is its name in torch.nn.attention.SDPBackend.
 
-    ``direct``: whether packed batches and windows are computed by a call to the function below the
-    backend.
+    ``direct``: whether packed batches and windows are computed by directly calling the function
+    that the backend calls.
     """
 
     name: str
@@ -95,9 +94,10 @@ class SdpaPeer:
 
 
 def _direct_call(workload: Workload) -> Callable[[], Any]:
-    """A call to the function below the flash backend, which PyTorch uses for nested tensors.
+    """A direct call to the function that the flash backend calls; PyTorch also uses this function
+    for nested tensors.
 
-    It aligns masks to the bottom right.
+    The function aligns masks to the bottom right.
     """
     import torch
 
@@ -131,8 +131,8 @@ _CACHED = "flash_attn_with_kvcache"
 
 @dataclass(frozen=True)
 class FlashAttnPeer:
-    """One generation of FlashAttention: the modules in which its functions may be, and the
-    distributions that contain it.
+    """One generation of FlashAttention: the modules that may contain its functions, and the
+    distributions that contain these modules.
 
     ``cached``: the function for a KV cache.
     """
@@ -212,8 +212,7 @@ def _their_name(name: str, known: Collection[str]) -> str:
 
 
 def _output(returned: Any) -> Any:
-    """The output o, taken from a function's return value; some versions of the functions also
-    return the LSE."""
+    """The output o from a function's return value, which in some versions also contains the LSE."""
     return returned[0] if isinstance(returned, tuple) else returned
 
 
@@ -257,7 +256,8 @@ class DenseCachePeer:
     takes no cache lengths.
 
     With one query, a causal mask shows all keys, so SDPA is called without a mask. With other
-    masks, the function below the flash backend is called, which aligns masks to the bottom right.
+    masks, the function that the flash backend calls is used directly, because it aligns masks to
+    the bottom right.
     """
 
     of: SdpaPeer
@@ -383,9 +383,9 @@ def get_peers(names: str) -> tuple[Peer, ...]:
 def peers_of(problem: Problem, asked: Sequence[Peer]) -> tuple[Peer, ...]:
     """The peers to compare on a problem, selected by ``asked``.
 
-    Gradients and caches have their own peers; those that have the name of a peer in ``asked`` are
-    returned. Operations from other packages come with their own peers: again those with such a name
-    are returned, or all of them if none has one.
+    There are separate peers for gradients and for caches; of these, the ones whose names are in
+    ``asked`` are returned. An operation from another package has its own peers: those whose names
+    are in ``asked`` are returned, or all of them if there are none.
 
     Raises ArgumentError if an operation's peers cannot be loaded.
     """

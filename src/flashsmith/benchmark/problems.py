@@ -36,8 +36,8 @@ def default_problem(
     """The default problem for a head dimension and a sequence length.
 
     The batch is 16 up to length 4096, 8 up to 8192, 4 up to 16384, 2 up to 32768, then 1. The
-    number of heads is 32 for d 64, 8 for d 256 and otherwise 16, unless ``heads`` is given as
-    (heads_q, heads_k). In decode, ``seq`` is the length of the cache, and each sequence has one
+    number of heads is 32 for d 64, 8 for d 256 and 16 for any other d, unless ``heads``, (heads_q,
+    heads_k), is given. In decode, ``seq`` is the length of the cache, and each sequence has one
     query.
 
     Raises ArgumentError if the sizes are invalid.
@@ -50,13 +50,13 @@ def default_problem(
 
 
 def default_heads(d: int) -> int:
-    """How many heads a default problem with this head dimension has."""
+    """The number of heads of a default problem with this head dimension."""
     return _HEADS.get(d, _OTHER_HEADS)
 
 
 @dataclass(frozen=True)
 class Shapes:
-    """The shapes given to `flashsmith bench`.
+    """The shapes that were given to `flashsmith bench`.
 
     ``gqa`` is the number of heads of k and v, such as '8', or the number of q heads and the number
     of KV heads, such as '32:8'.
@@ -104,7 +104,7 @@ class Shapes:
 
 _D_HEADS = (128,)
 _DTYPES = (DType.FP16, DType.BF16)
-# A larger value is most likely mistyped, and would run for hours.
+# A larger value is probably a typing error, and would run for hours.
 _LARGEST = 1 << 20
 
 

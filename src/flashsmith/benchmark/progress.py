@@ -33,7 +33,7 @@ _LINE_SECONDS = 15.0
 class LineReporter:
     """Writes lines to standard error, with a progress bar below them on a terminal.
 
-    It is used as a context manager. With `quiet` it writes nothing.
+    It is used as a context manager. If `quiet`, it writes nothing.
     """
 
     def __init__(self, quiet: bool = False) -> None:
@@ -115,7 +115,8 @@ class ProgressReporter(LineReporter):
         return self
 
     def expect(self, what: str, estimates: Sequence[float]) -> None:
-        """Announces how long `what` will take: `estimates` are the seconds of its steps."""
+        """Announces how long `what` will take: `estimates` has the expected seconds of each
+        step."""
         self._estimates = estimates
         self.say(f"{what} is estimated to take {_about(sum(estimates))}")
 
@@ -123,8 +124,8 @@ class ProgressReporter(LineReporter):
         """Reports, in the bar or as a line, that `done` of `total` steps are complete and that
         `what` is next.
 
-        The report includes the remaining time. That time comes from the estimates given to
-        `expect`, or else from the duration of the steps so far.
+        The report includes the remaining time. The remaining time is computed from the estimates
+        given to `expect`, or else from the duration of the steps so far.
         """
         estimates = self._estimates if len(self._estimates) == total else [1.0] * total
         if done == 0:
@@ -140,8 +141,8 @@ class ProgressReporter(LineReporter):
             self.say(f"{what} ({done + 1} of {total}{rest})")
 
     def _is_news(self, what: str) -> bool:
-        """Whether to print a line: either the step differs from the last line's, or the last line
-        is old."""
+        """Whether to print a line, because the step differs from the last line's step or because
+        the last line is old."""
         last, since = self._last_line
         now = time.monotonic()
         if what == last and now - since < _LINE_SECONDS:

@@ -33,8 +33,8 @@ KIND = "flashsmith progression"
 SCHEMA = 1
 # With more steps the plot would be unreadable.
 MOST_STEPS = 200
-# The shortest time that is accepted, in milliseconds. No launch is shorter, and with this limit the
-# ratio of any two accepted times is finite.
+# The shortest time that is accepted, in milliseconds. No launch is shorter, and the limit keeps the
+# ratio of any two accepted times finite.
 SHORTEST = 1e-12
 
 
@@ -43,8 +43,8 @@ class StepTime:
     """Statistics of the times of one step, in milliseconds; `peer_ms` is the time of the peer in
     the same run.
 
-    `tflops` counts 4 b h s_q s_k d FLOP, as without a mask. `spread` is the interquartile range
-    divided by the median.
+    `tflops` counts 4 b h s_q s_k d FLOP, as if there were no mask. `spread` is the interquartile
+    range divided by the median.
     """
 
     ms: float
@@ -97,8 +97,8 @@ class Ablation:
 
     `counted` is the problem on which instructions and conflicts were counted. `timed` is the
     problem that was timed; None without a GPU. `peer` is the name of the implementation with which
-    speeds are compared; if there is none, `peer_note` says why. `environment` has the same facts as
-    a row of a benchmark: GPU, driver, versions, revision.
+    speeds are compared; if there is no such implementation, `peer_note` says why. `environment` has
+    the same facts as a row of a benchmark: GPU, driver, versions, revision.
     """
 
     arch: str
@@ -128,7 +128,7 @@ class Ablation:
     def from_json(cls, data: dict[str, Any]) -> Ablation:
         """Reads an ablation from the JSON that to_json() writes.
 
-        Raises ArgumentError if the schema is another one, or if a field is missing or unusable.
+        Raises ArgumentError if the schema is a different one, or if a field is missing or unusable.
         """
         if data.get("kind") != KIND or data.get("schema") != SCHEMA:
             raise ArgumentError(
@@ -156,8 +156,9 @@ class Change:
     """What differs between two steps; unchanged values are left out.
 
     `conflicts` and `costs` (registers, spilled bytes, ...) are pairs (before, after).
-    `instructions` maps classes to executed warp instructions after minus before. `speedup` is the
-    time before divided by the time after; None unless both steps were timed.
+    `instructions` maps each class to the number of warp instructions executed after the step minus
+    the number before. `speedup` is the time before divided by the time after; None unless both
+    steps were timed.
     """
 
     instructions: dict[str, int]
@@ -176,7 +177,7 @@ COSTS = {
 
 
 def change_between(before: Step, after: Step) -> Change:
-    """The Change from one step to the next.
+    """The difference between one step and the next, as a Change.
 
     Instruction counts are compared only if both were counted at the same length.
     """
@@ -204,7 +205,7 @@ def _pairs(before: Costs, after: Costs) -> dict[str, Pair]:
 
 
 def _rounded(conflicts: dict[str, float | None]) -> dict[str, float | None]:
-    # Tables show one decimal. With a smaller difference they would show '1.0 -> 1.0'.
+    # Tables show one decimal. For a smaller difference, they would show '1.0 -> 1.0'.
     return {use: None if factor is None else round(factor, 1) for use, factor in conflicts.items()}
 
 
@@ -220,7 +221,7 @@ def _ratio(after: int | None, before: int | None) -> float | None:
     return after / before if after is not None and before else None
 
 
-# A change names this many classes; the others are summed up.
+# At most this many classes are named in a change; the others are summed up.
 _CLASSES_NAMED = 4
 
 
@@ -235,8 +236,8 @@ def step_names(ablation: Ablation) -> list[str]:
 def config_words(before: str, after: str) -> str:
     """What differs between two short forms: '+ swizzled', '- buffer', 'stages_2 -> stages_3'.
 
-    Two words that are the same up to their first digit are values of one knob; they become 'old ->
-    new'. The result is empty if nothing differs.
+    Two words that are the same up to their first digit are values of one knob, and are written as
+    'old -> new'. The result is empty if nothing differs.
     """
     (old_tile, old), (new_tile, new) = _parts(before), _parts(after)
     phrases = [f"{old_tile} -> {new_tile}"] if old_tile != new_tile else []
@@ -259,7 +260,7 @@ def _stem(word: str) -> str:
 
 
 def change_words(change: Change) -> list[str]:
-    """One phrase each for the time and for each kind of difference; empty if nothing changed."""
+    """A phrase for the change in time and for each kind of difference; empty if nothing changed."""
     phrases = []
     if change.speedup is not None:
         phrases.append(f"time x {1 / change.speedup:.2f}")
@@ -353,7 +354,7 @@ def run_ablation(
 def ablation_of(report: Report, rows: Sequence[Measurement]) -> Ablation:
     """The ablation of a run; the times are taken from `rows`.
 
-    All steps with the same problem get the same time of the peer.
+    All steps with the same problem get the same peer time.
     """
     peers = [row for row in rows if row.kind == "peer"]
     gaps = [f"no share of {row.implementation}: {_why(row)}" for row in peers if row.ms is None]

@@ -22,8 +22,8 @@ SUFFIXES = (".png", ".svg")
 # Twice the resolution of a web page, so that pictures are sharp on dense screens and on paper.
 _DPI = 144
 _SURFACE, _INK, _MUTED, BAD = "#ffffff", "#1a1c20", "#5b616b", "#b3261e"
-# Colours that people with any common colour blindness can distinguish; the first is flashsmith's,
-# the second the peer's.
+# Colours that people with any common form of colour blindness can distinguish; the first is
+# flashsmith's, the second the peer's.
 _HUES = ("#0b5cad", "#c75000", "#007f5c", "#a33c80", "#7a6a00", "#565b64")
 # Longer labels would leave no room for the bars; the knobs of all shipped configs are shorter.
 _MOST_CHARACTERS = 105
@@ -70,7 +70,7 @@ def save_picture(figure: Figure, path: Path) -> None:
 
     kind = path.suffix.lower().removeprefix(".")
     metadata: dict[str, Any] = {"Software": None} if kind == "png" else {"Date": None}
-    # Without this, the IDs in an SVG have a random salt.
+    # Without this setting, the IDs in an SVG contain a random salt.
     with rc_context({"svg.hashsalt": "flashsmith"}), warnings.catch_warnings():
         # Names from a file may be too long for the chart, and may have characters that the font
         # lacks. Such characters are drawn as boxes. Neither case needs a warning.
@@ -119,10 +119,10 @@ def _dress(axes: Axes, title: str) -> None:
 
 
 def _label(text: str) -> str:
-    """A string from a file, shortened, without characters that a picture cannot show."""
+    """A string from a file, shortened, and without the characters that a picture cannot show."""
     if len(text) > _MOST_CHARACTERS:
         text = f"{text[: _MOST_CHARACTERS - 1]}…"
-    # Matplotlib would take text between two dollar signs for a formula.
+    # Matplotlib would read text between two dollar signs as a formula.
     return printable(text, lines=True).replace("$", r"\$")
 
 
@@ -149,7 +149,7 @@ def _draw_times(axes: Axes, ablation: Ablation) -> None:
         _write_rate(axes, place, step, longest)
     if peers:
         # Drawn behind the bars. If the steps have several dtypes, the peer's times differ slightly;
-        # the line marks the fastest one.
+        # the line marks the shortest time.
         axes.axvline(max(peers), color=_HUES[1], linewidth=1.4, linestyle=(0, (4, 3)), zorder=0)
         axes.text(
             max(peers),

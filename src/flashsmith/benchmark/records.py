@@ -16,8 +16,8 @@ from typing import Any, TypeVar, get_args, get_type_hints
 
 from flashsmith.printable import quoted
 
-# Larger values are rejected. No count or measurement is so large, and with this limit the sums and
-# ratios of accepted values are finite.
+# Larger values are rejected. No count or measurement is so large, and the limit keeps sums and
+# ratios of accepted values finite.
 LARGEST = 10**18
 MOST_CHARACTERS = 100_000
 _Record = TypeVar("_Record")
@@ -62,7 +62,7 @@ def _may_be_none(cls: Any) -> frozenset[str]:
 def read_record(
     cls: type[_Record], record: Any, columns: Mapping[str, str] = MappingProxyType({})
 ) -> _Record:
-    """Builds a dataclass from ``record``, a JSON object or a row of strings.
+    """Builds a dataclass from ``record``, which is a JSON object or a row of strings.
 
     Numbers may be given as strings, including the words of for_json(); '' means None if the field
     allows None. Missing fields get their defaults, and unknown fields are ignored.
@@ -120,7 +120,8 @@ def _in_words(said: str, cls: Any, value: Any, columns: Mapping[str, str]) -> st
 
 
 def _outsized(value: Any) -> tuple[str, Any] | None:
-    """The path and value of the first text or integer that is too large; None if there is none."""
+    """The path and value of the first string or integer that is too large; None if there is
+    none."""
     if isinstance(value, str):
         return ("", value) if len(value) > MOST_CHARACTERS else None
     if isinstance(value, int):

@@ -37,7 +37,8 @@ class Contender:
 
     @classmethod
     def of(cls, implementation: KernelImplementation) -> Contender:
-        """A contender from a kernel's implementation, whose workload checks the output."""
+        """A contender made from a kernel's implementation; the implementation's workload checks the
+        output."""
         check = implementation.workload.check
         return cls(
             implementation.name,
@@ -99,9 +100,9 @@ def rounds_within(
     """Yields the numbers 0, 1, ... of rounds, at most ``most``, as long as the next round is likely
     to end in time.
 
-    There is always a first round. Its duration says nothing about later rounds, because it also
-    builds, compiles and makes the tensors. A later round is expected to take at most SLACK times as
-    long as the longest one so far.
+    At least one round always runs. The duration of the first round says nothing about later rounds,
+    because that round also builds kernels and makes the tensors. A later round is expected to take
+    at most SLACK times as long as the longest one so far.
     """
     begin, longest, number = now(), 0.0, 0
     while most is None or number < most:
@@ -116,11 +117,11 @@ def rounds_within(
 
 @dataclass(frozen=True)
 class PooledFigure:
-    """A figure from several rounds: their median, and an interval that contains the true median
-    with at least 95% confidence.
+    """A figure from several rounds: the median, and an interval that contains the true median with
+    at least 95% confidence.
 
-    The interval is given by order statistics, which need six rounds. With fewer, ``certain`` is
-    False, and ``low`` and ``high`` are the minimum and the maximum.
+    The interval is given by order statistics, which need six rounds. With fewer rounds, ``certain``
+    is False, and ``low`` and ``high`` are the minimum and the maximum.
     """
 
     median: float

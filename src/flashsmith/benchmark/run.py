@@ -32,7 +32,7 @@ from flashsmith.runtime.target import Target
 from flashsmith.verify import Verdict, prove, reference_of
 from flashsmith.verify.attention_semantics import Window
 
-# For estimates: with its checks on, the emulator takes this many times as long as without.
+# For estimates: enabling the emulator's checks multiplies the time by this factor.
 _CHECKS_COST = 2.2
 # For estimates: the seconds that the two references together take on one core, per score and
 # column.
@@ -41,8 +41,8 @@ _REFERENCE_SECONDS = 0.8e-9
 
 @dataclass(frozen=True)
 class Options:
-    """The values that the semantics of a task leave open. A value of None means the typical one,
-    which Problem gives.
+    """The values that the semantics of a task do not determine. None means the typical value, which
+    Problem provides.
 
     `checks`: whether to enable all checks of the emulator. `seed` determines the inputs and the
     lengths of packed sequences.
@@ -90,7 +90,7 @@ class KernelRun:
 
     @property
     def proof(self) -> Proof:
-        """The verdict as the Proof of a measurement."""
+        """The verdict, converted to the Proof of a measurement."""
         note = "; ".join(self.problems)
         if self.verdict is None:
             return Proof("error", note)
@@ -151,7 +151,7 @@ class Report:
 
     @property
     def meaning(self) -> str:
-        """What was computed, in the terms of forward(): masks, caps, lengths, sinks."""
+        """What was computed, as options of forward(): masks, caps, lengths, sinks."""
         problem = self.rows[0].proven
         return reference_of(problem.computed).meaning(problem, self.options.of(problem))
 
@@ -277,12 +277,12 @@ def _libraries(
     return found
 
 
-# What is wrong with a kernel, one string per fault.
+# A list of what is wrong with a kernel, one string for each fault.
 Problems = tuple[str, ...]
 
 
 def _timed(rows: Sequence[KernelRun], task: Task, seed: int) -> list[KernelRun]:
-    """The same rows, with times added to those of correct kernels."""
+    """The same rows, with times added to the rows of correct kernels."""
     asked = {row.config: task.timed(row.config) for row in rows if row.ok}
     found = time_kernels({cfg: problem for cfg, problem in asked.items() if problem}, seed)
     timed = []
@@ -306,7 +306,7 @@ def time_kernels(
     kernels.
 
     A kernel that is wrong or does not finish gets problems instead of times. Kernels of the same
-    problem are interleaved. If `clock` is None, it is GPU 0's.
+    problem are interleaved. If `clock` is None, GPU 0's clock is used.
 
     Raises LaunchError if there is no GPU or a kernel has left it unusable to this process.
     """

@@ -1,8 +1,8 @@
 """`flashsmith run --score ... --mask ...`: checks score and mask functions on random data.
 
 Each function is compared with its traced expression, each derivative with finite differences, and
-the kernels' outputs and gradients with float64. The kernels run in the emulator with all checks on,
-and twice, in different orders of threads.
+the kernels' outputs and gradients with float64. The kernels run in the emulator with all checks
+enabled. They run twice, with different thread schedules.
 """
 
 from __future__ import annotations
@@ -90,8 +90,8 @@ class FunctionReport:
 
 
 def read_functions(text: str, seed: int = 0) -> FunctionProblem:
-    """Does the same as parse_with_functions(), but draws PyTorch tensors if PyTorch is installed,
-    because most functions expect them."""
+    """Like parse_with_functions(), but draws PyTorch tensors if PyTorch is installed, because most
+    functions expect these."""
     if not values.can_call():
         return parse_with_functions(text, seed=seed)
     return parse_with_functions(text, seed=seed, wrap=values.as_tensor)
@@ -108,8 +108,8 @@ def run_functions(
     """Checks the functions of ``found``. ``configs`` are kernels of the forward and the backward
     pass; None means the kernels that attention() chooses.
 
-    Raises ArgumentError if no selected kernel computes the problem, or the problem has other
-    semantics than masks, softcap and packing; and any error of building.
+    Raises ArgumentError if no selected kernel computes the problem, or if the problem has semantics
+    other than masks, softcap and packing. Also raises any error of building.
     """
     if found.problem.semantics.partial or not found.problem.seq_q or not found.problem.seq_k:
         raise ArgumentError(
@@ -201,7 +201,7 @@ def _row(name: str, check: values.ValueCheck, note: str) -> FunctionCheck:
 
 
 def _within(causal: bool, window: Any, points: values.Points) -> np.ndarray:
-    """For each point, whether causal and window leave its key visible."""
+    """For each point, whether the options causal and window leave its key visible."""
     at, limits = points.values, check_mask(causal, window)
     distance = at["k"] - (at["q"] + at["seq_k"] - at["seq_q"])
     inside: np.ndarray = (distance >= -limits.left) & (distance <= limits.right)
@@ -227,8 +227,8 @@ def _score_of(found: FunctionProblem, problem: Problem) -> Callable[..., Any] | 
 
 
 def _inside(q: Any, k: Any, table: Any) -> tuple[int, int]:
-    """The indices for row ``q`` and key ``k`` in a tensor that may be broadcast along either
-    dimension."""
+    """The indices of the element for row ``q`` and key ``k`` in a tensor that may be broadcast
+    along either dimension."""
     rows, keys = table.shape[-2:]
     return (int(q) if rows > 1 else 0), (int(k) if keys > 1 else 0)
 
@@ -312,7 +312,7 @@ class _Case:
         return cls(attention, options, tensors, exact, sequences_of(problem, lens))
 
     def checks(self, cfg: KernelConfig, device: DeviceSpec) -> Iterator[FunctionCheck]:
-        """Yields the checks of one kernel: its values, its bits, and the findings of the
+        """Yields the checks of one kernel: of its values, of its bits, and the findings of the
         emulator."""
         is_backward = cfg.family.operation == BACKWARD.name
         name, run = ("gradients", self._backward) if is_backward else ("output", self._forward)

@@ -124,5 +124,5 @@ def _factor(factor: float | None) -> Cell:
 
 
 def marked(text: str, *, costly: bool) -> Cell:
-    """The string, styled in yellow if it names something that costs time."""
+    """The string, in yellow if ``costly``, which means that it names something that takes time."""
     return Text(text, "yellow") if costly else text

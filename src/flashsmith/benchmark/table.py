@@ -24,7 +24,8 @@ from rich.text import Text
 
 from flashsmith.printable import printable
 
-# Wider than any line. Output is laid out before it is printed, and rich must not wrap it again.
+# A width that no line exceeds. Output is laid out before it is printed, and rich must not wrap it
+# again.
 _UNWRAPPED = 10_000
 # The width of prose when the output is not a terminal and COLUMNS is unset.
 _PIPED_WIDTH = 120
@@ -43,7 +44,8 @@ class Column:
     """A column of a table.
 
     heading: '\\n' in it starts a new line on a terminal.
-    right: whether its cells are right-aligned. prose: whether its cells may be wrapped at spaces.
+    right: whether its cells are right-aligned.
+    prose: whether its cells may be wrapped at spaces.
     """
 
     heading: str
@@ -127,7 +129,7 @@ def print_text(console: Console, text: str, style: str = "", indent: int = 0) ->
 def plain_table(columns: Sequence[Column], rows: _Rows) -> str:
     """The rows as an aligned Markdown table.
 
-    A cell of several lines continues in the rows below.
+    A cell with several lines continues in the rows below.
     """
     headings = [column.heading.replace("\n", " ") for column in columns]
     texts = [
@@ -211,8 +213,8 @@ def _with_wrapped_prose(table: _Table, width: int) -> _Table:
     while (excess := _boxed_width(table) - width) > 0:
         lengths = {n: _column_width(table, n) for n in prose}
         for n in sorted(prose, key=lambda n: -lengths[n]):
-            # A column is not made narrower than the next one, so that all columns are wrapped to
-            # similar widths.
+            # A column is not made narrower than the next widest one, so that all columns are
+            # wrapped to similar widths.
             next_one = max((other for other in lengths.values() if other < lengths[n]), default=0)
             target = max(lengths[n] - excess, next_one - 1, _LEAST_PROSE)
             folded = _with_column(table, n, [_fold(row[n], target) for row in table.rows])
@@ -305,7 +307,8 @@ def _chosen(table: _Table, places: Sequence[int]) -> _Table:
 
 
 def _print_list(console: Console, heading: str, texts: Sequence[str], *, named: bool) -> None:
-    """Prints a numbered list of cells; `named` adds a heading, needed with several lists."""
+    """Prints a numbered list of cells; `named` adds a heading, which is needed if there are several
+    lists."""
     if named:
         print_text(console, heading, style="bold")
     for number, text in enumerate(texts, 1):

@@ -59,7 +59,7 @@ def _problem(
     semantics: Semantics,
     queries: int | None = None,
 ) -> Problem:
-    """The problem of these sizes for a config's kernel; ``queries`` is ``seq`` if not given."""
+    """The problem of these sizes for a config's kernel; ``queries`` defaults to ``seq``."""
     family = cfg.family
     heads_k = 1 if family.operation == LATENT_DECODE.name else heads
     sizes = batch, seq if queries is None else queries, seq, heads, heads_k, cfg.d_head
@@ -145,7 +145,7 @@ class Size:
 
 @dataclass(frozen=True)
 class OneProblem:
-    """One given problem, for all kernels that can compute it."""
+    """A single given problem, for all kernels that can compute it."""
 
     given: Problem
 
@@ -215,7 +215,7 @@ class OneProblem:
 
 Task = Size | OneProblem
 
-# Four steps of 64 keys cover every part of the loop, and take a second or two per kernel.
+# Four steps of 64 keys execute every part of the loop, and take a second or two per kernel.
 EMULATED = Size(batch=1, seq=256, heads=2)
 # The float64 reference, which runs on the CPU, takes seconds for this size.
 PROVEN_ON_GPU = Size(batch=2, seq=1024, heads=4)
@@ -225,7 +225,7 @@ def default_size(target: Target, semantics: Semantics = _PLAIN) -> Size:
     """The default size of a proof.
 
     Each kernel gets a length that is a multiple of its tiles. For uneven semantics, all kernels get
-    one length, which is no multiple of any tile.
+    the same length, which is not a multiple of any tile.
     """
     return size_for(PROVEN_ON_GPU if target.backend == "gpu" else EMULATED, semantics)
 

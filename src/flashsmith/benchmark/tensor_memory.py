@@ -57,7 +57,7 @@ class TensorMemory(Protocol):
 
 
 class TorchMemory:
-    """Tensors of PyTorch, which peers accept too; random numbers are drawn on the GPU."""
+    """Memory of PyTorch tensors, which peers accept too; random numbers are drawn on the GPU."""
 
     device = "cuda:0"
 
@@ -100,8 +100,8 @@ class TorchMemory:
         import torch
 
         with _failures_as_launch_errors():
-            # If any element is NaN, the minimum and the maximum are NaN. isfinite() of the whole
-            # tensor would allocate a tensor of the same size; this does not.
+            # If any element is NaN, the minimum and the maximum are NaN. Unlike isfinite(), this
+            # does not allocate another tensor of the same size.
             ends = torch.stack(torch.aminmax(tensor))
             if torch.isfinite(ends).all():
                 return 0
@@ -124,7 +124,7 @@ def _failures_as_launch_errors() -> Iterator[None]:
 
 
 class DriverMemory:
-    """DeviceArrays, which are filled from the host."""
+    """Memory of DeviceArrays, which are filled from the host."""
 
     def draw(
         self, shape: Shape, dtype: DType, seed: int, cache: CacheFormat = CacheFormat.PLAIN
@@ -155,7 +155,8 @@ class DriverMemory:
 
 
 def gpu_memory() -> TensorMemory:
-    """PyTorch's memory if PyTorch can use the GPU, otherwise the driver's."""
+    """The memory with PyTorch tensors if PyTorch can use the GPU, otherwise the memory with
+    DeviceArrays."""
     if importlib.util.find_spec("torch") is not None:
         import torch
 

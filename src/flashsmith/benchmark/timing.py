@@ -61,8 +61,8 @@ class Protocol:
     num_warmups, runs: the least numbers of untimed and of timed launches of an implementation.
     warmup_ms, measure_ms: the least total times of these launches, so that short kernels are
     launched more often. With 0, the numbers of launches are num_warmups and runs. With
-    'interleaved', the mean time of the implementations counts.
-    num_estimates: how many launches are used to estimate the time of one.
+    'interleaved', they are computed from the mean time of the implementations. num_estimates: how
+    many launches are used to estimate the time of one.
 
     Raises ArgumentError for an unknown order, or a number below its minimum.
     """
@@ -86,7 +86,8 @@ class Protocol:
 
     @classmethod
     def named(cls, order: str, num_warmups: int | None = None, runs: int | None = None) -> Protocol:
-        """The protocol with this order. If a number is given, exactly that many launches are made.
+        """The protocol with this order. If a number of launches is given, exactly that many are
+        made.
 
         Raises ArgumentError if the order is unknown or a number is invalid.
         """
@@ -103,7 +104,7 @@ class Protocol:
         """The protocol for calls that read a cache of ``nbytes`` bytes.
 
         Calls on a small cache take about as long as their launch, so they are timed in graphs. For
-        large caches, the protocol does not change.
+        large caches, the given protocol is returned unchanged.
         """
         if nbytes > LARGEST_IN_GRAPHS:
             return self
@@ -133,8 +134,8 @@ def _listed() -> str:
 
 
 # Caches of up to LARGEST_IN_GRAPHS bytes are timed in CUDA graphs of at least CALLS_IN_GRAPH calls.
-# The time between two launches and the resolution of an event then add less than 0.1 us per call.
-# The sets of tensors have at least SETS_BYTES together, since an L2 holds about 50 MB.
+# With this many calls, the time between two launches and the resolution of events add less than 0.1
+# us per call. All sets of tensors together have at least SETS_BYTES, since an L2 holds about 50 MB.
 LARGEST_IN_GRAPHS = 40_000_000
 SETS_BYTES = 240_000_000
 CALLS_IN_GRAPH = 48
@@ -148,7 +149,7 @@ _NAMED = {INTERLEAVED.order: INTERLEAVED, ONE_BY_ONE.order: ONE_BY_ONE}
 
 @dataclass(frozen=True)
 class Samples:
-    """The times of the timed launches of one implementation in their order; at least one.
+    """The times of one implementation's timed launches, in order; there is at least one.
 
     sm_clock_mhz and power_w are medians of readings during these launches; None if NVML returned no
     readings. Implementations that are interleaved run within milliseconds of each other, so they
@@ -214,7 +215,8 @@ class Clock(Interface):
         """
 
 
-# Triton's do_bench overwrites this many bytes; twice the L2 is overwritten if that is more.
+# Triton's do_bench overwrites this many bytes; we overwrite as many, or twice the size of the L2 if
+# that is more.
 FLUSHED_BYTES = 256_000_000
 
 
@@ -320,7 +322,7 @@ class CudaEvents:
 
 
 def _replay(graph: Any, calls: tuple[Callable[[], Any], ...]) -> None:
-    """Replays the graph. ``calls`` is not used, but keeps the graph's tensors alive."""
+    """Replays the graph. ``calls`` is unused; it keeps the graph's tensors alive."""
     graph.replay()
 
 
@@ -383,7 +385,7 @@ class Replay:
         clock: Clock,
         least: int | None = None,
     ) -> Replay:
-        """Captures ``calls``, each with tensors of its own, in a graph.
+        """Captures ``calls``, each of which has its own tensors, in a graph.
 
         The calls are repeated until the graph has at least ``least`` of them (default:
         CALLS_IN_GRAPH).
@@ -471,7 +473,7 @@ class _Bench:
         }
 
     def _estimate(self, implementation: Implementation) -> float:
-        """The milliseconds that a launch takes, with the flush before it."""
+        """The milliseconds that a launch takes, including the flush before it."""
         implementation.launch()  # May compile, choose a kernel or load a module
         self.clock.synchronize()
         begin, end = self.clock.events(2)
@@ -497,8 +499,8 @@ def _turns(group: Sequence[Implementation], rounds: int) -> Iterator[Implementat
     """Yields every implementation once per round: in a shuffled order, then in its reverse, then in
     another shuffled order.
 
-    The orders are the same in every run. They vary within a run, because a kernel leaves the GPU
-    warmer or cooler, so no implementation may always run after the same one.
+    The orders are the same in every run. They vary within a run: a kernel leaves the GPU warmer or
+    cooler, so no implementation may always run after the same other one.
     """
     orders = random.Random(0)
     order = list(group)

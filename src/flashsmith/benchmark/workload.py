@@ -32,8 +32,9 @@ from flashsmith.verify.tolerance import MIN_OUTPUTS
 SCORES_ON_GPU = 1 << 28
 SCORES_ON_HOST = 1 << 23
 _BLOCKS = 3
-# For a cache: at most this many groups of heads are checked, with at most this many keys together.
-# A verdict needs a minimum number of outputs, for which enough groups are always checked.
+# For a cache: the maximum number of groups of heads that are checked, and of the keys that they
+# have together. A verdict needs a minimum number of outputs, for which enough groups are always
+# checked.
 MOST_GROUPS, MOST_KEYS = 64, 1 << 19
 # The seed of do is the problem's seed plus this number, so that it differs from the seeds of q, k,
 # v and o.
@@ -45,7 +46,8 @@ _Tensors = tuple[np.ndarray, np.ndarray, np.ndarray]
 
 
 class _Sample(NamedTuple):
-    """Rows of one head: index of the sequence, head, and rows within the sequence."""
+    """Some rows of one head: the index of the sequence, the head, and the rows within the
+    sequence."""
 
     sequence: int
     head: int
@@ -58,8 +60,8 @@ class Workload:
 
     In a packed problem all sequences have the lengths of the problem, and tensors are (total,
     heads, d). The limits of a window and a softcap have the typical values that Problem gives. With
-    partial semantics, the part consists of all keys. ``memory`` allocates the tensors, on GPU 0
-    unless a test gives another memory.
+    partial semantics, the part of the keys that is used consists of all keys. ``memory`` allocates
+    the tensors, on GPU 0 unless a test gives another memory.
 
     Raises ArgumentError for a problem with nothing to compute.
     """
@@ -138,9 +140,9 @@ class Workload:
     def check(
         self, output: Any, scores: int | None = None, ours: Comparison | None = None
     ) -> Comparison:
-        """Checks two heads by the rule of Verify: the first head of the first sequence and the last
-        head of the last sequence. All other outputs must be finite, because the references for
-        these inputs are.
+        """Checks two heads by flashsmith.verify's tolerance rule: the first head of the first
+        sequence and the last head of the last sequence. All other outputs must be finite, because
+        the references for these inputs are finite.
 
         ``output`` has the layout of q. If a head has more than ``scores`` scores, only some rows
         are checked; None stands for the default limit. ``ours``, for a peer's output, is the
@@ -188,8 +190,7 @@ class Workload:
         return SCORES_ON_GPU if self._on_gpu else SCORES_ON_HOST
 
     def _case_of(self, scores: int) -> tuple[tuple[_Sample, ...], ProofCase]:
-        """The samples that are checked, and the case for the proof with their rows in the same
-        order."""
+        """The samples that are checked, and the proof case with their rows in the same order."""
         if scores not in self._cases:
             p = self.problem
             blocks = row_blocks(p.seq_q, p.seq_k, scores)
@@ -199,8 +200,8 @@ class Workload:
         return self._cases[scores]
 
     def _case_of_rows(self, parts: Iterable[_Tensors]) -> ProofCase:
-        """The case for the proof of these rows of the forward pass, with the mask and the numbers
-        (such as the scale) of the problem."""
+        """The proof case for these rows of the forward pass, with the mask and the numbers (such as
+        the scale) of the problem."""
         return ForwardReference().given_rows(
             self.problem, parts, self.problem.keywords, on_gpu=self._on_gpu
         )
@@ -217,8 +218,8 @@ class Workload:
         )
 
     def _keys(self, rows: slice) -> slice:
-        """The keys to which rows that end at ``rows.stop`` are aligned at the bottom right, as
-        masks require; all keys if there is no mask."""
+        """The keys for rows that end at ``rows.stop``: with a mask, the keys up to the last row's
+        own key, so that the mask is aligned to the bottom right; otherwise all keys."""
         p = self.problem
         masked = p.semantics.key_mask.hides
         end = rows.stop + p.seq_k - p.seq_q if masked else p.seq_k
@@ -260,8 +261,8 @@ class BackwardWorkload(Workload):
         return hasattr(self.q, "requires_grad_")
 
     def differentiated(self, forward: Callable[[Any, Any, Any], Any]) -> Callable[[], Any]:
-        """A function that computes the problem's gradients of ``forward`` by PyTorch's autograd; it
-        can be called repeatedly.
+        """A function that computes the problem's gradients of ``forward`` with PyTorch's autograd;
+        it can be called repeatedly.
 
         This measures only the kernels, not the accumulation into .grad.
         """
@@ -290,9 +291,9 @@ class BackwardWorkload(Workload):
     def check(
         self, output: Mapping[str, Any], scores: int | None = None, ours: Comparison | None = None
     ) -> Comparison:
-        """Checks by the rule of Verify the gradients of two heads of k, and of the heads of q that
-        share them. These are the first head of the first sequence and the last head of the last
-        sequence. All other gradients must be finite.
+        """Checks the gradients of two heads of k, and of the heads of q that share them, by
+        flashsmith.verify's tolerance rule. These are the first head of the first sequence and the
+        last head of the last sequence. All other gradients must be finite.
 
         ``scores`` is ignored, because gradients depend on whole sequences.
         """
@@ -308,7 +309,7 @@ class BackwardWorkload(Workload):
 
     @cached_property
     def _case(self) -> ProofCase:
-        """The case for the proof of the checked groups, which become the sequences of a batch."""
+        """The proof case for the checked groups, which become the sequences of a batch."""
         p = self.problem
         left, right = p.window or NO_WINDOW
         inputs = {name: self._of_groups(getattr(self, name), name) for name in ("do", *"qkvo")}
@@ -418,16 +419,17 @@ class DecodeWorkload(Workload):
     def check(
         self, output: Any, scores: int | None = None, ours: Comparison | None = None
     ) -> Comparison:
-        """Checks groups of heads that share a head of k, from the first to the last sequence, by
-        the rule of Verify. All other outputs must be finite. ``scores`` is ignored."""
+        """Checks groups of heads that share a head of k by flashsmith.verify's tolerance rule. The
+        groups are spread from the first to the last sequence. All other outputs must be finite.
+        ``scores`` is ignored."""
         groups, case = self._expected_groups
         got = np.concatenate([self._rows_of(output, *group) for group in groups])
         return self._if_finite(case.verdict({"o": got}), [output], ours)
 
     @cached_property
     def _expected_groups(self) -> tuple[list[tuple[int, int]], ProofCase]:
-        """(sequence, head of k) pairs that are spread evenly, and the case with their rows in the
-        same order. K and V are copied to the host for only one group at a time."""
+        """Evenly spread (sequence, head of k) pairs, and the proof case with their rows in the same
+        order. K and V are copied to the host for only one group at a time."""
         p = self.problem
         rows = p.seq_q * p.heads_q // p.heads_k
         most = min(MOST_GROUPS, MOST_KEYS // p.seq_k, self._most_scores // (rows * p.seq_k))
@@ -573,8 +575,8 @@ def _check(problem: Problem, seed: int) -> None:
 
 
 def row_blocks(seq_q: int, seq_k: int, scores: int) -> list[slice]:
-    """All rows; if there are more than ``scores`` scores, the first, the middle and the last
-    rows."""
+    """The rows to check: all rows or, if there are more than ``scores`` scores, the first, the
+    middle and the last rows."""
     if seq_q * seq_k <= scores:
         return [slice(0, seq_q)]
     rows = max(1, scores // (_BLOCKS * seq_k))

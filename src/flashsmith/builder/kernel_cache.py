@@ -117,7 +117,7 @@ class Cache:
             if not is_cache_folder(self.root) or kind_of(path) != stat.S_IFDIR:
                 return None
             in_use = None
-            with contextlib.suppress(FileNotFoundError):  # It was evicted meanwhile
+            with contextlib.suppress(FileNotFoundError):  # The library was evicted meanwhile
                 for folder in (self.root, self.libraries, path):
                     check_folder(folder)
                 in_use = try_lock(path / LOCK, shared=True)

@@ -72,7 +72,7 @@ class LibrarySpec:
     arch: int
     semantics: Semantics
     csrc: Path
-    source_hash: str  # Of the family's sources
+    source_hash: str  # Hash of the family's sources
     toolchain: Toolchain
     packaged: bool = False
 

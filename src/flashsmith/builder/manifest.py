@@ -173,7 +173,7 @@ class Manifest:
     gxx_version: str
     tvm_ffi_version: str
     flags: tuple[str, ...]
-    created: str  # In UTC, ISO 8601 format
+    created: str  # Date and time in UTC, in ISO 8601 format
     build_seconds: float
     kernels: tuple[KernelEntry, ...]
     files: dict[str, FileRecord]
@@ -235,7 +235,7 @@ class Manifest:
         if not self.kernels:
             raise ValueError("it lists no kernel")
         ptx = {one.ptx_file for kernel in self.kernels for one in kernel.kernels}
-        no_ptx = ptx.isdisjoint(self.files)  # As in an installed package
+        no_ptx = ptx.isdisjoint(self.files)  # True in installed packages
         for kernel in self.kernels:
             files = {one.ptx_file for one in kernel.kernels}
             listed = no_ptx or files <= self.files.keys()
@@ -262,7 +262,7 @@ def _checked(record: Any) -> Any:
         elif kind == tuple[str, ...]:
             right = all(isinstance(text, str) and text.isprintable() for text in value)
         else:
-            right = True  # Its elements were checked before
+            right = True  # The elements were checked before
         if not right:
             raise ValueError(f"{name} has an invalid value: {str(value)[:40]!r}")
     return record

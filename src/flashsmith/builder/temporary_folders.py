@@ -1,4 +1,5 @@
-"""Temporary folders for building and removing libraries, which are removed even after a crash.
+"""Temporary folders for building and removing libraries; the folders are removed even after a
+crash.
 
 Each folder contains a lock file, and the process that uses the folder holds the lock. If the
 process dies, even by a signal, the operating system releases the lock, and the next build removes
@@ -24,8 +25,8 @@ from flashsmith.errors import CacheError
 from flashsmith.system_errors import is_from_system
 
 LOCK = "lock"
-# How old a folder without a lock file must be before it is removed. It belongs to a process that is
-# still creating it, or that died while creating it.
+# How old a folder without a lock file must be before it is removed. A process is still creating the
+# folder, or died while creating it.
 _UNLOCKED_GRACE_SECONDS = 3600.0
 
 _ADVICE = {
@@ -39,7 +40,7 @@ _ADVICE = {
 
 @contextlib.contextmanager
 def folder_errors(action: str, folder: str, variable: str, readable: str = "") -> Iterator[None]:
-    """Turns the system's OSErrors in the block into CacheErrors about ``folder``, with advice.
+    """Converts OSErrors that are raised in the block to CacheErrors about ``folder``, with advice.
 
     ``variable`` is the environment variable that can select another folder. ``readable`` is the
     command with which the folder's owner can let others read the folder.
@@ -47,7 +48,7 @@ def folder_errors(action: str, folder: str, variable: str, readable: str = "") -
     try:
         yield
     except BrokenPipeError:
-        raise  # The program that reads the progress has exited; this is not about the cache
+        raise  # The program that reads the progress has exited; this is no error of the cache
     except OSError as error:
         if not is_from_system(error):
             raise

@@ -125,7 +125,7 @@ def _find_nvcc() -> Path:
 
 
 def _pip_nvcc() -> str | None:
-    # Imported here, because a build with CUDA_HOME does not need the compiler that pip installed.
+    # This import is here because a build with CUDA_HOME does not need pip's compiler.
     from cuda.pathfinder import find_nvidia_binary_utility
 
     found = find_nvidia_binary_utility("nvcc")
@@ -144,8 +144,8 @@ def _find_gxx(cpu: str) -> Path:
 
 
 def _find_tvm_ffi() -> Path:
-    # Importing tvm_ffi would also import PyTorch, if it is installed, and take longer than a build
-    # without changes.
+    # Importing tvm_ffi would also import PyTorch, if it is installed, which takes longer than a
+    # build without changes.
     spec = importlib.util.find_spec("tvm_ffi")
     advice = "install it with: pip install apache-tvm-ffi"
     if spec is None or spec.origin is None:
@@ -163,7 +163,7 @@ def tvm_ffi_version() -> str:
 
 
 def tvm_ffi_abi(version: str) -> str:
-    """The ABI of a release of tvm-ffi, such as '0.1' for '0.1.15.post2'.
+    """The ABI version of a release of tvm-ffi, such as '0.1' for '0.1.15.post2'.
 
     A library that was compiled against one release runs with all releases of the same ABI, because
     values, arrays and functions have the layouts in the C header of tvm-ffi.
@@ -228,9 +228,10 @@ def _gxx_version(gxx: Path) -> str:
 
 
 def _output(command: list[str], advice: str) -> str:
-    """Runs a compiler that only prints information about itself, and returns what it prints.
+    """Runs a compiler with options that make it print information about itself, and returns its
+    output.
 
-    A compiler that fails to do even this is unusable: the error contains ``advice``.
+    If even this fails, the compiler is unusable, and the error contains ``advice``.
     """
     try:
         done = subprocess.run(

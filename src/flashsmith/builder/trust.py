@@ -17,9 +17,9 @@ _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _FILE = os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC
 
 # For each cache, by device and inode: an open descriptor of its folder libraries/. The paths given
-# to the dynamic linker contain the number of the descriptor, and the linker takes equal paths for
-# the same library. So a number must always stand for the same folder, and the descriptors are never
-# closed.
+# to the dynamic linker contain the number of the descriptor, and the linker assumes that equal
+# paths mean the same library. So a number must always refer to the same folder, and therefore the
+# descriptors are never closed.
 _folders: dict[tuple[int, int], int] = {}
 
 
@@ -42,8 +42,8 @@ def check_owner(path: Path, status: os.stat_result) -> None:
 
 
 def check_folder(path: Path) -> None:
-    """check_owner() for a folder. The folder itself must not be a symbolic link, but its parents
-    may be."""
+    """Does what check_owner() does, for a folder. The folder itself must not be a symbolic link,
+    but its parents may be."""
     fd = os.open(path, _FOLDER)
     try:
         check_owner(path, os.fstat(fd))
@@ -53,7 +53,8 @@ def check_folder(path: Path) -> None:
 
 @contextlib.contextmanager
 def checked_path(shared_object: Path) -> Iterator[str]:
-    """Checks <cache>/libraries/<key>/x.so. Yields a path by which only this file can be loaded.
+    """Checks <cache>/libraries/<key>/x.so. Yields a path through which only this file can be
+    loaded.
 
     The path leads through an open folder, so that renaming a parent between the check and the
     loading has no effect. Raises the errors of check_owner, and OSError.
@@ -85,7 +86,7 @@ def _kept(fd: int) -> int:
     with contextlib.suppress(KeyError, OSError):
         if os.path.samestat(os.fstat(_folders[key]), status):
             return _folders[key]
-    _folders[key] = os.dup(fd)  # This is the first call, or other code has closed it
+    _folders[key] = os.dup(fd)  # This is the first call, or other code has closed the descriptor
     return _folders[key]
 
 

@@ -1,4 +1,4 @@
-"""The kernel cache of the user: where it is, and what can be done with it."""
+"""The user's kernel cache: finds, lists, checks and empties it."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from flashsmith.pluralize import pluralize
 def cache_dir() -> Path:
     """The folder that contains the cache.
 
-    It is FLASHSMITH_CACHE_DIR, otherwise 'flashsmith' in the user's cache folder. It may contain
-    other files too; the cache itself is ``cache_path()``.
+    This is FLASHSMITH_CACHE_DIR if it is set, otherwise 'flashsmith' in the user's cache folder. It
+    may contain other files too; the cache itself is ``cache_path()``.
 
     Raises CacheError if the user has no home folder, or if the path is not UTF-8.
     """
@@ -88,7 +88,7 @@ def prune(limit_mib: float | None = None) -> RemovedLibraries:
     The default is FLASHSMITH_CACHE_LIMIT. Raises ArgumentError unless the limit is a number of at
     least 0.
     """
-    # In this form, the condition also rejects NaN, for which every comparison is false.
+    # Written like this, the condition also rejects NaN, for which every comparison is false.
     if isinstance(limit_mib, str) or (limit_mib is not None and not limit_mib >= 0):
         raise ArgumentError(f"limit_mib={limit_mib!r}: give 0 or more MiB")
     return Cache(cache_dir()).prune(env.cache_limit_mib() if limit_mib is None else limit_mib)

@@ -97,7 +97,7 @@ def remember_backward(arguments: tuple[Any, ...], names: tuple[Any, ...]) -> Non
     groups = cached_calls.repeated
     keywords = dict(zip(names[2:], arguments[6:], strict=True))
     deterministic = keywords.pop("deterministic", None)
-    if deterministic is None:  # The choice depends on PyTorch's state
+    if deterministic is None:  # PyTorch's setting decides
         return
     others = {name: keywords.pop(name, None) for name in ("dlse", "grad_dtype", "config")}
     needs, emulate = keywords.pop("needs", (True,) * 4), keywords.pop("emulate", False)

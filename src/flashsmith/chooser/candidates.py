@@ -24,8 +24,11 @@ def candidates(
 ) -> tuple[KernelConfig, ...]:
     """The configs to compare for a head dimension on a device, from all families of an operation,
     in order of preference. A later config is chosen only for a sufficient gain, because its kernel
-    may have to be built first. ``masked``: whether some rows see fewer keys than other rows.
-    ``gradients``: the word in the problem's text for the gradients that are needed."""
+    may have to be built first.
+
+    ``masked``: whether some rows see fewer keys than other rows.
+    ``gradients``: the word in the problem string for the gradients that are needed.
+    """
     return _candidates(by_preference(operation), dtype, d_head, device, masked, gradients)
 
 

@@ -58,14 +58,16 @@ class Choice:
     """The kernel chosen for a problem on a device, and why.
 
     evidence: what the choice is based on: 'table' (a measurement in the problem's bucket of sizes),
-    'nearest' (one in another bucket), 'related' (one for another mask, layout, dtype or GPU), 'cost
-    model' (there are no measurements) or 'offered' (there is no cost model either). why: the
-    evidence as a sentence. ms: the expected time; 0 if unknown. tflops: the problem's attn_flop()
-    divided by ms; 0 if there is no time.
+        'nearest' (one in another bucket), 'related' (one for another mask, layout, dtype or GPU),
+        'cost model' (there are no measurements) or 'offered' (there is no cost model either).
+    why: the evidence as a sentence.
+    ms: the expected time; 0 if unknown.
+    tflops: the problem's attn_flop() divided by ms; 0 if there is no time.
     repeatable: the best config with the same bits in every run, if the chosen config's bits vary;
-    None if they do not vary, or if there is no such config.
-    runners_up: the other configs, fastest first. passed_over: for each family that was not chosen,
-    the reason. notes: why the kernel is slow on this problem, and which table entries were ignored.
+        None if they do not vary, or if there is no such config.
+    runners_up: the other configs, fastest first.
+    passed_over: for each family that was not chosen, the reason.
+    notes: why the kernel is slow on this problem, and which table entries were ignored.
     """
 
     problem: Problem
@@ -251,12 +253,12 @@ def choose_config(
     """The config that choose(problem, device) chooses; cached, since attention() calls this for
     each problem.
 
-    ``family``: consider only kernels of this family, because others cannot read the tensors of the
-    call. ``among``: consider only these configs, because no others are built. The first of these
-    whose expected time is at most (1 + ``tolerance``) times the shortest is chosen. The times come
-    from the evidence if it has the config, otherwise from estimates. Configs of families that have
-    no cost model come last. ``deterministic``: consider only kernels that give the same bits in
-    every run.
+    ``family``: consider only kernels of this family, because others cannot read the call's tensors.
+    ``among``: consider only these configs, because no others are built. The first of these whose
+        expected time is at most (1 + ``tolerance``) times the shortest is chosen. The times come
+        from the evidence if it has the config, otherwise from estimates. Configs of families that
+        have no cost model come last.
+    ``deterministic``: consider only kernels that give the same bits in every run.
 
     Warns once if there are no measurements for this machine's GPU, and once if a part of a table
     had to be ignored.
@@ -362,9 +364,11 @@ def build_for(
     progress: Progress | None = None,
 ) -> list[KernelLibrary]:
     """Builds the kernels that attention() uses for ``problem`` and returns their libraries, which
-    may be in the cache already. They are for ``device``, or for the first known GPU of ``arch`` (80
-    is sm_80). ``deterministic``: whether calls will have deterministic=True. If the chosen kernel
-    compiles to slow code, the next best one, which attention() then uses, is built too.
+    may be in the cache already.
+
+    The libraries are for ``device``, or for the first known GPU of ``arch`` (80 is sm_80).
+    ``deterministic``: whether calls will have deterministic=True. If the chosen kernel compiles to
+    slow code, the next best kernel is built too, and attention() uses that one.
 
     Raises what ``choose_config`` and ``flashsmith.builder.build`` raise.
     """
@@ -397,7 +401,7 @@ def _relevant_winners(arch: int, d_head: HeadDims) -> WinnersTable:
     def is_wanted(record: Any) -> bool:
         its_arch = record.get("arch") if isinstance(record, dict) else None
         if not isinstance(its_arch, int):
-            return True  # unusable; a note will say so
+            return True  # the library is unusable, which a note will report
         is_first = its_arch not in seen
         seen.add(its_arch)
         widths = record.get("d_head"), record.get("d_v", 0)

@@ -79,8 +79,10 @@ class Evidence:
     """The configs that were considered, the chosen one first and the others by time, and why it was
     chosen.
 
-    why: one sentence. fallback: if there are no measurements, a warning to be given once; otherwise
-    ''. notes: which entries were ignored, and why. entry: the measured entry that was used, if any.
+    why: one sentence.
+    fallback: if there are no measurements, a warning to be given once; otherwise ''.
+    notes: which entries were ignored, and why.
+    entry: the measured entry that was used, if any.
     """
 
     kind: EvidenceKind
@@ -474,7 +476,7 @@ def _measured(
     for usual, one in usable:
         config, ms = usual.family.adapt_to_heads(usual, problem), one.ms
         if config != usual and config in named:
-            continue  # The adapted config was itself measured
+            continue  # This config has its own measurement
         if not stands:
             if entry.problem.gradients != problem.gradients:  # Measured with other gradients
                 usual = parse_kernel_name_into_config(one.config).with_knobs(dtype=config.dtype)

@@ -22,9 +22,10 @@ class FunctionsExplained:
     """The compiled form of a call's functions; str() is for people to read.
 
     bound: the program of the kernels with the call's tensors and numbers, or None if causal and
-    window express the functions. asked: which keys the caller's causal and window leave visible;
-    limits: which keys the kernel's causal and window leave visible. has_mask: whether the call has
-    a mask other than causal and window.
+        window express the functions.
+    asked: which keys the caller's causal and window leave visible.
+    limits: which keys the kernel's causal and window leave visible.
+    has_mask: whether the call has a mask other than causal and window.
     """
 
     bound: BoundProgram | None

@@ -40,9 +40,9 @@ ANY_SIZES = (2, 256, 256)
 class FunctionProblem(NamedTuple):
     """A problem with the semantics that functions give it, and the functions.
 
-    program: the part of the functions that causal and window cannot express, or None. causal,
-    window: what the kernel gets. asked: causal and window as given in the string, apart from its
-    functions.
+    program: the part of the functions that causal and window cannot express, or None.
+    causal, window: what the kernel gets.
+    asked: causal and window as given in the string, apart from its functions.
     """
 
     problem: Problem

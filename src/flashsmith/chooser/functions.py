@@ -85,8 +85,12 @@ def bound_functions(
 
 
 class CacheSizes(NamedTuple):
-    """The sizes of a call over a cache: the number of queries of each sequence (None if they
-    differ), and its capacity in keys. ``is_rolling``: whether the cache has dropped keys."""
+    """The sizes of a call over a cache.
+
+    seq_q: the number of queries of each sequence; None if sequences have different numbers.
+    capacity: the number of keys that the cache can hold for a sequence.
+    is_rolling: whether the cache has dropped keys.
+    """
 
     sizes: ScoreSizes | None = None
     seq_q: int | None = None

@@ -262,11 +262,11 @@ def _chosen(
     """The kernels for problems of one kind: all kernels that are chosen for measured problems, and
     a few that suffice for the grid."""
     few: dict[KernelConfig, None] = {}
-    if grid[0][0].operation == WRITE_SLOTS.name:  # one kernel serves all sizes
+    if grid[0][0].operation == WRITE_SLOTS.name:  # a single kernel serves all sizes
         config = write_config(grid[0][0])
         semantics = grid[0][0].required_semantics(config)
         yield config, semantics
-        yield config, replace(semantics, uneven=True)  # for a smaller d
+        yield config, replace(semantics, uneven=True)  # serves calls with a smaller d
         return
     for problem, device in measured:
         for deterministic in _determinisms(problem):

@@ -61,9 +61,10 @@ class AnyLength:
     """The configs that together serve a problem on a device, for every batch and length that was
     examined.
 
-    problem: the problem; its batch and lengths have no meaning. count: how many problems were
-    examined. chosen: how many different configs choose() chooses for them. configs: for each
-    semantics, the configs that must be compiled for it.
+    problem: the problem; its batch and lengths have no meaning.
+    count: how many problems were examined.
+    chosen: how many different configs choose() chooses for them.
+    configs: for each semantics, the configs that must be compiled for it.
     """
 
     problem: Problem
@@ -146,9 +147,10 @@ def choose_for_any_length(
     that choose() chooses.
 
     Each config is needed for whole tiles and for uneven lengths; if the problem is packed, also for
-    packed sequences. ``deterministic``: whether calls will have deterministic=True. Over a cache
-    the result has all configs that are chosen with split='invariant', since a sequence must have
-    the same bits in any batch.
+    packed sequences.
+    ``deterministic``: whether calls will have deterministic=True. Over a cache the result has all
+        configs that are chosen with split='invariant', since a sequence must have the same bits in
+        any batch.
 
     Raises ArgumentError if no kernel serves the problem on the device.
     """

@@ -108,8 +108,8 @@ def passed_over(
 ) -> dict[str, str]:
     """For each family that was not chosen, the reason.
 
-    expected: the configs that were compared, the chosen one first. measured: whether the times come
-    from a table.
+    expected: the configs that were compared, the chosen one first.
+    measured: whether the times come from a table.
     """
     chosen = expected[0]
     return {

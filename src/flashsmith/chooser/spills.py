@@ -33,12 +33,14 @@ KNOWN = Path(__file__).with_name("spills.json")
 class Spill(NamedTuple):
     """The known facts about a slow kernel.
 
-    stored, loaded: bytes per thread that are spilled. instead: the config that replaces the slow
-    kernel's config, or None. ratio: the time of the kernel divided by the time of the replacement,
-    timed alternately; 0 without a replacement. serialised: whether the compiler serialised the
-    wgmma of the kernel, which makes it several times slower.
+    stored, loaded: bytes per thread that are spilled.
+    instead: the config that replaces the slow kernel's config, or None.
+    ratio: the time of the kernel divided by the time of the replacement, timed alternately; 0
+        without a replacement.
+    serialised: whether the compiler serialised the wgmma of the kernel, which makes it several
+        times slower.
     timed: whether other kernels were timed against this one. If they were and there is no
-    replacement, this kernel is the fastest.
+        replacement, this kernel is the fastest.
     """
 
     stored: int

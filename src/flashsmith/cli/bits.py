@@ -1,5 +1,5 @@
-"""`flashsmith bits`: whether two kernels compute the same bits for a row, or else which operation
-differs."""
+"""`flashsmith bits`: shows whether two kernels compute the same bits for a row, or else which
+operation differs."""
 
 from __future__ import annotations
 

@@ -193,7 +193,7 @@ def _check_goes_with(
 def _check_ranks(
     problems: list[str] | None, ranks: str | None, any_length: bool, schedule: str
 ) -> None:
-    """Raises ArgumentError if --ranks or --schedule do not suit the other options."""
+    """Raises ArgumentError if --ranks or --schedule cannot be combined with the other options."""
     from flashsmith.chooser.function_problems import has_functions
 
     if ranks and (not problems or any_length):
@@ -325,7 +325,7 @@ def _named_device(arch: str | None, target: Target) -> DeviceSpec:
 
     If ``arch`` names only an architecture or nothing, the GPU of ``target``.
 
-    The GPU matters because another one of the same architecture may use other kernels.
+    The GPU matters because different GPUs of one architecture may use different kernels.
     """
     if arch is None or architecture_number(arch) is not None or same_gpu(arch, target.device.name):
         return target.device
@@ -363,8 +363,9 @@ def _build_for_any_length(
 ) -> list[KernelLibrary]:
     """Builds libraries for problems of any batch and length.
 
-    Reports the chosen kernels before it builds. ``skips_unserved``: whether a problem without a
-    kernel is only reported and left out, unless no problem has a kernel.
+    Reports the chosen kernels before it builds.
+    ``skips_unserved``: whether a problem without a kernel is only reported and skipped. If no
+        problem has a kernel, this is always an error.
     """
     from flashsmith.chooser.function_problems import ANY_SIZES, has_functions, parse_with_functions
     from flashsmith.chooser.prebuild import (

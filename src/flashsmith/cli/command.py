@@ -20,10 +20,11 @@ _FORM_BEGINS = re.compile(r"\([A-Za-z]+\d*,")
 
 
 class Command(TyperCommand):
-    """A command that explains what to quote if the shell split a problem or a short form."""
+    """A command that says what to quote if the shell has split a problem string or a config's short
+    form."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Typer's method, with two more errors.
+        """Does what Typer's method does, and makes two further checks.
 
         Raises ArgumentError for a string that the shell has split at spaces. Raises it also for an
         option that is given twice, because Typer would silently use only the last value.
@@ -53,7 +54,8 @@ class App(typer.Typer):
 
 
 def split_text(args: Sequence[str]) -> list[str]:
-    """The words of a problem or a short form that the shell split into several arguments.
+    """The arguments that are the words of one problem string or short form, which the shell has
+    split.
 
     These are at least two arguments in a row. Either the first two are sizes, or the first is the
     beginning of a short form. Returns [] if there are none.

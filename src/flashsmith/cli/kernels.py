@@ -179,7 +179,7 @@ class _Sizes(NamedTuple):
     semantics: str | None
 
     def text(self) -> str:
-        """The string for a problem that gets functions, without the functions' words."""
+        """The string of a problem with functions, without the words for the functions."""
         self._check_alone()
         usual = {"b": (self.batch, 2), "s": (self.seq, 150), "h": (self.heads, 4)}
         sizes = [f"{key}{it if size is None else size}" for key, (size, it) in usual.items()]
@@ -223,7 +223,7 @@ def _has_functions(problem: str | None) -> bool:
 
 
 def _check_without_functions(options: dict[str, object]) -> None:
-    """Raises ArgumentError if an option is given that has no meaning when functions are checked."""
+    """Raises ArgumentError for an option that has no meaning when functions are checked."""
     given = [name for name, value in options.items() if value is not None]
     if given:
         raise ArgumentError(
@@ -257,7 +257,7 @@ def _run_functions(
 
 
 def _parse_window(text: str) -> tuple[int | None, int | None]:
-    """Parses the text as (left, right).
+    """Parses the string as (left, right).
 
     Raises ArgumentError unless the string has two limits, each a whole number or empty.
     """

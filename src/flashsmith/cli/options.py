@@ -61,11 +61,11 @@ Seed = Annotated[int, typer.Option(min=0, help="Seed of the random inputs.")]
 
 
 def import_from_here() -> None:
-    """Lets a command import functions that are named as 'module:function' from the current
-    folder."""
+    """Allows a command to import functions from the current folder, which are given as
+    'module:function'."""
     here = str(Path.cwd())
     if here not in sys.path and "" not in sys.path:
-        sys.path.append(here)  # last, so that it hides no installed module
+        sys.path.append(here)  # at the end, so that it hides no installed module
 
 
 def print_json(value: Any) -> None:

@@ -169,7 +169,7 @@ def tune_kernels(
 def _check_combinations(
     arch: str | None, device: int | None, cluster: str | None, dry_run: bool, build_only: bool
 ) -> None:
-    """Raises ArgumentError for options that exclude each other."""
+    """Raises ArgumentError if options are given that exclude each other."""
     if arch is not None and not (dry_run or build_only):
         raise ArgumentError(
             f"arch={arch!r}: only with --dry-run or --build-only; else the GPU determines it"
@@ -197,11 +197,12 @@ def _check_numbers(max_spill: int, refine: int | None, jobs: int | None) -> None
 
 
 class _Request(NamedTuple):
-    """The part of a request to tune that does not depend on the GPU.
+    """The parts of a tuning request that do not depend on the GPU.
 
-    space: the key of the search space; None means the default space of the GPU. problems: None
-    means the default problems. refine: how often neighbours are tried; None means once if ``space``
-    is the key of a space, otherwise never.
+    space: the key of the search space; None means the default space of the GPU.
+    problems: None means the default problems.
+    refine: how often neighbours are tried; None means once if ``space`` is the key of a space,
+        otherwise never.
     """
 
     space: str | None
@@ -229,8 +230,8 @@ def _requested(
     table: Path | None,
     contribute: Path | None,
 ) -> _Request:
-    """What the options request. Raises ArgumentError if something is invalid, or a file cannot be
-    written."""
+    """The request that the options describe. Raises ArgumentError if something is invalid, or a
+    file cannot be written."""
     from flashsmith.benchmark.measurement_files import require_writable
     from flashsmith.tuning.contribution import BUDGET, check_contribution, contributed_problems
     from flashsmith.tuning.problems import read_problems

@@ -16,8 +16,8 @@ _COLUMNS = make_columns(
 
 
 def winner_facts(table: WinnersTable, own: WinnersTable, ranks: int) -> list[dict[str, Any]]:
-    """Facts about the first ``ranks`` configs of every entry in ``table``. They say which entries
-    are the user's, which are those in ``own``."""
+    """Facts about the first ``ranks`` configs of every entry in ``table``. The facts include
+    whether an entry is the user's own, which means that it is in ``own``."""
     places = {entry.place for entry in own}
     return [
         {

@@ -287,7 +287,8 @@ class Family:
         """The configs to choose from when there are no measurements, in order of preference.
 
         d_head: a number, or a HeadPair for calls whose d_v differs from d. A family without kernels
-        for pairs returns () for a HeadPair. masked: whether some rows see fewer keys than others.
+            for pairs returns () for a HeadPair.
+        masked: whether some rows see fewer keys than others.
         """
         return ()
 

@@ -12,8 +12,8 @@ from functools import lru_cache
 _VENDOR = {"nvidia", "geforce", "tesla", "gpu", "generation", "ac"}
 _MEMORY = re.compile(r"\d+gb|\d{2,}g|hbm\d+e?|sxm\d*", re.IGNORECASE)
 _EDITION = re.compile(r"[\s_-]+(?:server|workstation)[\s_-]+edition$", re.IGNORECASE)
-# Words for a board's connection and cooling. Such boards differ in the clock, but rarely in the
-# number of SMs.
+# Words for a board's connection and cooling. Boards that differ only in these have different
+# clocks, but rarely different numbers of SMs.
 _BOARD = {"pcie", "nvl", "max", "q", "liquid", "cooled"}
 _SPACES = re.compile(r"[\s_-]+")
 

@@ -60,9 +60,11 @@ def knob(
 class KnobGroup(NamedTuple):
     """Several knobs that a short form combines into one word, such as load_0_2_2_tiles.
 
-    word: the word, with {} in place of each number. knobs: the names of the knobs. letters: for
-    `form`, a letter for each number. what: the name of these knobs in errors. example: numbers that
-    errors use as an example.
+    word: the word, with {} in place of each number.
+    knobs: the names of the knobs.
+    letters: for `form`, a letter for each number.
+    what: the name of these knobs in errors.
+    example: numbers that errors use as an example.
     """
 
     word: str

@@ -122,7 +122,8 @@ def order_of_rows(cfg: Any, arch: int, log2_growth: int, **own: str) -> Order:
     """The order of operations in which a row is computed.
 
     log2_growth: log2 of the factor by which a row's maximum may grow before the row's sums are
-    rescaled; with 0, they are rescaled at once. own: further fields of the Order.
+        rescaled; with 0, they are rescaled at once.
+    own: further fields of the Order.
     """
     if log2_growth:
         own["offset"] = outgrown(log2_growth)
@@ -152,9 +153,10 @@ _FLOAT_BYTES = 4
 class LatentRates(NamedTuple):
     """The speed of a config on a device.
 
-    resident: the number of CTAs that an SM holds. step_cycles: a function that takes the number of
-    CTAs on an SM and returns the cycles that each of them needs for a block of keys. clock: the
-    clock in GHz.
+    resident: the number of CTAs that an SM holds.
+    step_cycles: a function that takes the number of CTAs on an SM and returns the cycles that each
+        of them needs for a block of keys.
+    clock: the clock in GHz.
     """
 
     resident: int

@@ -45,14 +45,20 @@ class Order:
     """Everything that determines the bits of a row, in the order in which it is computed. sigma is
     scale x log2(e); m and m' are the maximum of the row before and after a tile.
 
-    tensor_cores: how tensor cores sum the products of a step. tiles: the keys of a tile. direction:
-    which tile of a chunk is first. states: how many sets of a row's keys have their own
-    maximum and sums before they are merged. scale: where scores are multiplied by sigma.
-    offset: the value to which exponents are relative. factor: the number that multiplies sums when
-    the offset changes. exponentials: which instruction computes exponentials. row_sums: how a lane
-    sums its values of a tile. lanes: how the four lanes of a row add their sums. chunks: where a
-    new state begins. merge: how chunks are merged. end: the formula at the end. rounding: which
-    multiplications and additions are fused, or who decides it.
+    tensor_cores: how tensor cores sum the products of a step.
+    tiles: the keys of a tile.
+    direction: which tile of a chunk is first.
+    states: how many sets of a row's keys have their own maximum and sums before they are merged.
+    scale: where scores are multiplied by sigma.
+    offset: the value to which exponents are relative.
+    factor: the number that multiplies sums when the offset changes.
+    exponentials: which instruction computes exponentials.
+    row_sums: how a lane sums its values of a tile.
+    lanes: how the four lanes of a row add their sums.
+    chunks: where a new state begins.
+    merge: how chunks are merged.
+    end: the formula at the end.
+    rounding: which multiplications and additions are fused, or who decides it.
     """
 
     tensor_cores: str

@@ -20,9 +20,11 @@ _LONE_REPAIRS = 3
 class Rule:
     """A condition that a config must fulfil.
 
-    name: the rule's name. reason: the sentence that users read. predicate: returns whether a config
-    fulfils the rule on a device. knobs: exactly the fields that the predicate uses. figures:
-    further numbers for the message.
+    name: the rule's name.
+    reason: the sentence that users read.
+    predicate: returns whether a config fulfils the rule on a device.
+    knobs: exactly the fields that the predicate uses.
+    figures: further numbers for the message.
     """
 
     name: str
@@ -78,8 +80,9 @@ class BrokenRule:
 class LegalSpace:
     """The rules of a family, and the values that its knobs have in legal configs.
 
-    first: the knobs that are settled first. repairs: the only values of some knobs that are tried
-    to correct a config; of other knobs all values are tried.
+    first: the knobs that are settled first.
+    repairs: the only values of some knobs that are tried to correct a config; of other knobs all
+        values are tried.
     """
 
     rules: tuple[Rule, ...]

@@ -12,9 +12,11 @@ from flashsmith.operations.problem import Problem
 class Rates(NamedTuple):
     """Rates per SM and clock cycle, and the clock under load in GHz.
 
-    mma: FLOP of mma.sync with fp32 accumulators. l2, dram: bytes read from the L2 and from device
-    memory while all SMs read. wgmma: FLOP of wgmma. wgmma_clock: the clock in GHz that the power
-    draw of wgmma allows. wgmma and wgmma_clock are 0 on GPUs without wgmma.
+    mma: FLOP of mma.sync with fp32 accumulators.
+    l2, dram: bytes read from the L2 and from device memory while all SMs read.
+    wgmma: FLOP of wgmma.
+    wgmma_clock: the clock in GHz that the power draw of wgmma allows. wgmma and wgmma_clock are 0
+        on GPUs without wgmma.
     """
 
     mma: float
@@ -107,9 +109,11 @@ class CallWork(NamedTuple):
     """The work of all launches of a call on one GPU, for kernels whose CTAs are not tiles of
     queries.
 
-    ms: the time of all launches. ctas: the number of CTAs of the main launch. resident: the number
-    of these that an SM holds. rows: the rows of one CTA. heads: the number of q's heads that these
-    rows belong to.
+    ms: the time of all launches.
+    ctas: the number of CTAs of the main launch.
+    resident: the number of these that an SM holds.
+    rows: the rows of one CTA.
+    heads: the number of q's heads that these rows belong to.
     """
 
     ms: float

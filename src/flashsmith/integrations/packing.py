@@ -13,10 +13,12 @@ from torch.utils.weak import WeakTensorKeyDictionary
 class Packing:
     """The real tokens of a (batch, length) batch, in order, as packed sequences for attention().
 
-    rows: two index tensors, the batch index and the position of each real token. cu_seqlens:
-    (sequences + 1), int32. longest: length of the longest sequence. unbroken: whether no sequence
-    has padding between real tokens, so that packing keeps the distances between them. whole_lines:
-    whether every batch row is one sequence without padding.
+    rows: two index tensors, the batch index and the position of each real token.
+    cu_seqlens: (sequences + 1), int32.
+    longest: length of the longest sequence.
+    unbroken: whether no sequence has padding between real tokens, so that packing keeps the
+        distances between them.
+    whole_lines: whether every batch row is one sequence without padding.
     """
 
     rows: tuple[Any, ...]

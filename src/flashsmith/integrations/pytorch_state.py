@@ -151,8 +151,10 @@ def is_cast(tensor: Any) -> bool:
 
 def why_not_now(tracing: bool) -> Reason | None:
     """Why the kernels cannot run in PyTorch's current state, or None if they can.
-    Callers check this before they read any tensor: see ``transform``. ``tracing``: the result of
-    is_tracing()."""
+
+    ``tracing``: the result of is_tracing(). Callers check this before they read any tensor:
+    transform() explains why.
+    """
     reason = transform(tracing)
     if reason is None and not torch._C._get_flash_sdp_enabled():
         return _SWITCHED_OFF
@@ -234,8 +236,11 @@ def reads_environment(device: Any) -> bool:
 def why_not_on(
     device: Any, emulate: bool | None, d: int, *, with_gradients: bool, over_cache: bool = False
 ) -> Reason | None:
-    """Why calls of head dimension ``d`` on a torch.device ('cpu' or 'cuda') are left to
-    PyTorch, or None. ``over_cache``: whether attention_with_cache() serves them."""
+    """Why calls of head dimension ``d`` on a torch.device ('cpu' or 'cuda') are left to PyTorch;
+    None if the kernels compute them.
+
+    ``over_cache``: whether attention_with_cache() serves these calls.
+    """
     is_wide = d > MAX_D_OF_ALL_GPUS
     if is_wide and with_gradients and torch.are_deterministic_algorithms_enabled():
         said = f"d {d} under torch.use_deterministic_algorithms; the kernels' dq of d above "

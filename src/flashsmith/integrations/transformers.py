@@ -103,9 +103,9 @@ def register(
             torch.bfloat16, its name or NumPy dtype. None leaves these models to PyTorch.
         strict: raise if a layer's attention would be left to PyTorch.
         emulate: run host tensors in the slow emulator instead of leaving them to PyTorch. None
-            reads the variable FLASHSMITH_EMULATE, 0 unless set, at every call.
-        bits: as for attention(). 'canonical' also raises if a layer's attention would be left to
-            PyTorch, and for continuous batching of layers with a window.
+            reads the environment variable FLASHSMITH_EMULATE (default 0) at every call.
+        bits: as for attention(). With 'canonical', a call also raises if it would be left to
+            PyTorch, or if it is continuous batching of a layer with a window.
 
     Raises:
         ArgumentError: float32_as, emulate or bits has an invalid value.
@@ -129,8 +129,8 @@ def register(
 def _keep_from_the_hub() -> None:
     """Patches transformers so that it does not load a kernel for the name 'flashsmith'.
 
-    For any name with 'flash' in it, transformers loads a kernel, possibly from the hub, and refuses
-    chunked masks. flashsmith needs no such kernel, and takes any mask.
+    For any attention implementation with 'flash' in its name, transformers loads a kernel, possibly
+    from the hub, and refuses chunked masks. flashsmith needs no such kernel and supports any mask.
     """
     load = modeling_utils.lazy_import_flash_attention
     if getattr(load, "loads_nothing_for", None) == NAME:
@@ -144,9 +144,8 @@ def _keep_from_the_hub() -> None:
     load_unless_ours.loads_nothing_for = NAME  # type: ignore[attr-defined]
     modeling_utils.lazy_import_flash_attention = load_unless_ours
     # Without this patch, generate() passes a mask for a static cache even if the mask hides
-    # nothing. The mask would have to be read at every step, which breaks the compiled graph. The
-    # same check is not patched in vision towers, so that these pass their images as packed
-    # sequences.
+    # nothing. The mask would have to be read at every step, which breaks the compiled graph. Vision
+    # towers keep the original check, so that they pass their images as packed sequences.
     for where in (generation_utils, masking_utils):
         asks = getattr(where, "is_flash_attention_requested", None)
         if asks is not None:
@@ -154,8 +153,8 @@ def _keep_from_the_hub() -> None:
 
 
 def _for_another(asks: Callable[..., bool]) -> Callable[..., bool]:
-    """Wraps the check of transformers for flash attention, so that it returns False for configs
-    that select flashsmith."""
+    """Wraps transformers' check for flash attention so that it returns False for configs that
+    select flashsmith."""
 
     def asks_for_another(config: Any = None, *args: Any, **keywords: Any) -> bool:
         if getattr(config, "_attn_implementation", None) == NAME:
@@ -234,7 +233,7 @@ def flashsmith_attention_forward(
         lengths |= {"cu_seq_lens_k": cu_seq_lens_k, "max_length_k": max_length_k}
         key, value = updated(module, key, value, cache, lengths)
         cu_seq_lens_k, max_length_k = lengths["cu_seq_lens_k"], lengths["max_length_k"]
-        attention_mask = None  # covers the new tokens only; the offsets describe all keys
+        attention_mask = None  # this mask covers only the new tokens; the offsets describe all keys
     pages, key, value = _pages_and_rows(module, key, value, keywords)
     if pages is None:
         cu_seq_lens_k, max_length_k = (of_kind(module, it) for it in (cu_seq_lens_k, max_length_k))
@@ -256,7 +255,7 @@ def flashsmith_attention_forward(
     if (reason := _why_not(call, dropout, position_bias)) is None:
         try:
             return _by_kernel(call).to(query.dtype), None
-        except UnservedError:  # a pattern, on another device than its kernels are for
+        except UnservedError:  # a pattern on a device other than the kernels' device
             reason = _PATTERN
     _refuse_or_note(call, reason)
     return _by_pytorch(module, call, (query, key, value), dropout, position_bias, keywords)
@@ -277,7 +276,7 @@ def _check_keywords(module: Any, keywords: Mapping[str, Any]) -> None:
 def _pages_and_rows(
     module: Any, key: Any, value: Any, keywords: Mapping[str, Any]
 ) -> tuple[Any, Any, Any]:
-    """The pages that a call reads, or None, and its keys and values."""
+    """The pages that a call reads (None if it reads no pages), and its keys and values."""
     if (unread := unread_of(key, value)) is not None:
         return unread.pages, unread.key, unread.value
     if keywords.get("block_table") is not None:
@@ -290,8 +289,8 @@ def _pages_and_rows(
 
 
 def _hidden(mask: Any, query: Any, key: Any, value: Any, sinks: Any) -> HiddenKeys:
-    """The keys that a mask hides. If the call needs gradients, they have a form for which
-    flashsmith computes gradients."""
+    """The keys that a mask hides. If the call needs gradients, the hidden keys are given in a form
+    for which flashsmith computes gradients."""
     hidden = hidden_by(mask, query.shape[2])
     is_cache = hidden.filled is not None or hidden.dropped is not None
     if not is_cache or not needs_gradients(query, key, value, sinks):
@@ -313,7 +312,7 @@ def _causality(
 ) -> tuple[bool, int | None]:
     """Whether a layer's attention is causal, and its window.
 
-    If the mask determines both, what the layer declares is ignored.
+    If the mask determines both, the layer's own attributes are ignored.
     """
     causal, window = _stated_or_masked(module, hidden, given, window, query, pages)
     if window is not None and hidden.causal is None and key.shape[2] != query.shape[2]:
@@ -449,13 +448,14 @@ def _by_kernel(call: _Call) -> Any:
     if real_k.whole_lines:
         return attention(q, k, v, **call.keywords())
     if call.causal or call.window is not None or call.padding.dtype is not torch.bool:
-        # The queries belong to the last tokens of the keys, so that the keys' padding applies to
-        # them too.
+        # The queries are those of the last keys, so the padding of these keys applies to the
+        # queries too.
         real_q = packing_of(call.padding, last=q.shape[1])
         packed = _on_packed(call, real_q.pack(q), real_q, real_k.pack(k), real_k.pack(v), real_k)
         return real_q.unpack(packed, *q.shape[:2])
-    # In cross-attention the mask does not cover the queries, and the caller is unknown. Computing
-    # all queries is always correct, and wastes only the work on padded rows.
+    # In cross-attention the mask does not cover the queries, and this function cannot know whether
+    # its caller is cross-attention. Computing all queries is always correct, and only the work on
+    # padded rows is wasted.
     all_q = packing_of_all(q.shape[0], q.shape[1], q.device)
     rows = q.reshape(-1, *q.shape[2:])
     return _on_packed(call, rows, all_q, real_k.pack(k), real_k.pack(v), real_k).view(
@@ -477,7 +477,7 @@ def _on_packed(call: _Call, q: Any, real_q: Packing, k: Any, v: Any, real_k: Pac
 
 
 def _on_rolled(call: _Call, q: Any, k: Any, v: Any) -> Any:
-    """Computes attention over a rolling cache, which has dropped the keys that left the window."""
+    """Computes attention over a rolling cache, which drops keys once they have left the window."""
     how = {"cache_lens": call.filled, "kv_offset": call.dropped, **call.keywords()}
     if call.padding is None:
         return attention_with_cache(q, k, v, **how)

@@ -31,7 +31,8 @@ def asked_bits() -> str | None:
 
 
 def wants_canonical() -> bool:
-    """Whether bits must be canonical, because ``bits`` or the environment says so."""
+    """Whether bits must be canonical, because of the option ``bits`` or the environment
+    variable."""
     return bool(_resolved(_asked))
 
 
@@ -42,8 +43,8 @@ def refuse_under_canonical(why: str) -> None:
 
 
 def refuse_rolling(argument: str, facts: str) -> None:
-    """Raises ArgumentError if bits must be canonical. The caller does not know the positions of the
-    keys in their sequence, which canonical bits need."""
+    """Raises ArgumentError if bits must be canonical. Canonical bits need the positions of the keys
+    in their sequence, and the caller does not know them."""
     refuse_under_canonical(
         f"{argument}: {facts}; canonical bits need each key's position in its sequence: generate "
         "with a cache that keeps all keys"

@@ -1,28 +1,32 @@
 """The masks of transformers' models, each in the smallest form that describes the hidden keys.
 
 transformers builds a mask once per forward pass, and every layer reads it. A layer's attributes
-(is_causal, sliding_window) may be wrong or missing. The mask function knows which mask was
-requested, so the form of its result encodes this. The forms have four dimensions, because
-transformers passes such masks on unchanged. They survive copies and moves to other devices.
+(is_causal, sliding_window) may be wrong or missing. Only the mask function knows which mask was
+requested, so it encodes the mask in the shape and values of its result, called a form. Every form
+has four dimensions, because transformers passes four-dimensional masks on unchanged. A form
+survives being copied and being moved to another device.
 
-(batch, 1, 1, keys), bool: every query sees the keys that are True. PyTorch's attention interprets
-this form in the same way. If all strides are 0, every key is True.
+(batch, 1, 1, keys), bool: every query sees the keys whose element is True. PyTorch's attention
+interprets this form in the same way. If all strides are 0, every key is True.
 
 (batch, n, kind, 1 + window): a causal mask, or one with a window. ``kind`` is 2 for causal and 3
 for bidirectional masks. ``kind`` is larger by 2 if a mask with that number of queries could be
 mistaken for this form. A window of 0 means no window. The dtype defines n and the values:
-- int8: n is the number of filled keys in a static cache, 0 for all. There is no padding.
-- bool: the values mark which of n keys are real. In a static cache, keys after them are not filled.
-- int64: the values number the sequences, packed into one batch row, that the n keys belong to.
-- int32: a batch row's number of filled keys in a static cache, which the host does not read. For
-  canonical bits the second value counts the keys that a rolling cache dropped before its first one.
-  If n is above 2, the row is padded: the first value counts its real keys, and the values after the
-  second mark these among n - 2 keys.
+- int8: n is the number of filled keys in a static cache; 0 means that all keys are filled. There is
+    no padding.
+- bool: the values mark which of n keys are real. In a static cache, the keys after these n are not
+    filled.
+- int64: sequences are packed into one batch row, and the values are the numbers of the sequences
+    that the n keys belong to.
+- int32: the first value is a batch row's number of filled keys in a static cache, which the host
+    does not read. For canonical bits, the second value is the number of keys that a rolling cache
+  has dropped. If n is above 2, the row is padded: the first value is the number of its real keys,
+  and the values after the second mark which of n - 2 keys are real.
 
 Models that inspect their masks get the (batch, 1, queries, keys) mask of PyTorch's attention.
 Models that compute attention in their own code, or that transformers runs on eager attention only,
-get the mask of eager attention. flashsmith still knows what these masks hide if the model passes on
-the same object. Any other mask is a pattern, which kernels read as a tensor.
+get the mask of eager attention. flashsmith still knows which keys these masks hide if the model
+passes on the same object. Any other mask is a pattern, which kernels read as a tensor.
 """
 
 from __future__ import annotations
@@ -57,13 +61,15 @@ _KEYWORDS = ("config", "dtype", "local_size", "use_vmap", "allow_torch_fix")
 class HiddenKeys(NamedTuple):
     """The keys that a mask hides.
 
-    causal, window: None if the mask does not determine them. window: number of keys that a query
-    sees on the left, including its own position; 0 means no window. A bidirectional window has the
-    same size on the right. padding: a (batch, keys) mask for packing_of(). keys, filled: the number
-    of filled keys in a static cache, as a number or as (batch,) int32 on the device. dropped, for
-    canonical bits: (batch,) int32, how many keys of each sequence a rolling cache has dropped;
-    ``filled`` is given with it, and counts real keys if there is padding. pattern: a mask that has
-    no smaller form.
+    causal, window: None if the mask does not determine them.
+    window: number of keys that a query sees on the left, including its own position; 0 means no
+        window. A bidirectional window has the same size on the right.
+    padding: a (batch, keys) mask for packing_of().
+    keys, filled: the number of filled keys in a static cache, as a number or as (batch,) int32 on
+        the device.
+    dropped: for canonical bits, (batch,) int32, how many keys of each sequence a rolling cache has
+        dropped. ``filled`` is then set too, and counts real keys if there is padding.
+    pattern: a mask that has no smaller form.
     """
 
     causal: bool | None = None
@@ -149,8 +155,8 @@ def _check_keywords(keywords: Mapping[str, Any]) -> None:
 def _may_be_compact(hidden: HiddenKeys, queries: int, *, may_skip: bool, passed_on: bool) -> bool:
     """Whether a model works with a compact form of its mask.
 
-    ``may_skip``: whether transformers allows the mask to be left out. ``passed_on``: whether the
-    model passes masks on without reading them.
+    ``may_skip``: whether transformers allows the mask to be left out.
+    ``passed_on``: whether the model passes masks on without reading them.
     """
     if not hidden.causal:
         return may_skip and (passed_on or not hidden.window)
@@ -166,8 +172,8 @@ def _version(mask: Any) -> int | None:
     return None if mask.is_inference() else mask._version
 
 
-# For each mask, its version and the keys that this version hides. An entry must not refer to its
-# mask, or both would stay in memory forever.
+# For each mask, PyTorch's version counter of the mask and the keys that the mask hides at that
+# version. An entry must not refer to its mask; otherwise both would stay in memory forever.
 _known: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
 
 
@@ -189,8 +195,8 @@ def hidden_by(mask: Any, queries: int) -> HiddenKeys:
             return HiddenKeys(causal=False, window=0)
     if not _may_ask():
         return _hidden_by_values(mask, queries) or HiddenKeys(pattern=mask)
-    # Every layer gets the same mask and therefore the same padding object, by which packing_of()
-    # caches its results.
+    # Every layer gets the same mask and therefore the same padding object, which is packing_of()'s
+    # cache key.
     version = _version(mask)
     if mask not in _known or _known[mask][0] != version:
         _known[mask] = version, _hidden_by_values(mask.detach(), queries)
@@ -206,7 +212,7 @@ def _counted(mask: Any) -> HiddenKeys:
 
 
 def _is_one_value(mask: Any) -> bool:
-    """Whether a mask is a single element that was expanded. That element must be True, because no
+    """Whether a mask is a single element that was expanded. The element must be True, because no
     mask hides all keys."""
     sizes = zip(mask.shape, mask.stride(), strict=True)
     return all(stride == 0 for size, stride in sizes if size != 1)
@@ -322,7 +328,7 @@ def _hidden(
         # attention().
         last = int(q_offset) + q_length - kv_offset
         if last > kv_length:
-            return None  # the last keys are missing
+            return None  # the last queries' own keys are missing
         if last < kv_length:
             keys, real = last, None if real is None else real[:, :last]
     # The values on the GPU must be read to know whether there is any padding, and a tracer cannot
@@ -406,16 +412,18 @@ def _kind(function: MaskFunction) -> tuple[bool, int] | None:
     if parts.keys() == {"sliding_window_overlay", "causal_mask_function"}:
         return True, _closure(parts["sliding_window_overlay"])["sliding_window"]
     if parts.keys() == {"sliding_window_bidirectional_overlay", "bidirectional_mask_function"}:
-        # The overlay holds the largest visible distance; 1 is added for the query's own key.
+        # The function's closure holds the largest visible distance; 1 is added for the query's own
+        # key.
         overlay = parts["sliding_window_bidirectional_overlay"]
         return False, _closure(overlay)["sliding_window"] + 1
     return None
 
 
 def _sequence_numbers(function: MaskFunction) -> tuple[Any, tuple[bool, int]] | None:
-    """The (batch, keys) sequence numbers of packed sequences, and the mask within each of them.
+    """The (batch, keys) sequence numbers of packed sequences, and the kind of mask within each
+    sequence.
 
-    None if the mask is not one of packed sequences.
+    None if the mask is not for packed sequences.
     """
     parts = _parts(function)
     numbered = parts.pop("packed_sequence_mask_function", None)

@@ -1,4 +1,4 @@
-"""Transformers' declarations about a model's classes: how they use masks, and whether they may run
+"""What transformers declares about a model's classes: how they use masks, and whether they may run
 on attention implementations other than eager."""
 
 from __future__ import annotations
@@ -13,12 +13,15 @@ from flashsmith.integrations.pytorch_state import assume_constant_result
 
 
 class Model(NamedTuple):
-    """Flags that hold for all model classes with the same config class.
+    """Flags that hold for every model class that uses a given config class.
 
-    name: the name of the first class. calls_interface: the function that the config names computes
-    attention, not the model's own code. passes_masks_on: the attention function receives the masks
-    of transformers' mask functions unchanged. supported: transformers allows attention
-    implementations other than eager. builds_masks: the module imports transformers' mask functions.
+    name: the name of the first class.
+    calls_interface: attention is computed by the function that the config names, not by the model's
+        own code.
+    passes_masks_on: the attention function receives the masks of transformers' mask functions
+        unchanged.
+    supported: transformers allows attention implementations other than eager.
+    builds_masks: the module imports transformers' mask functions.
     """
 
     name: str
@@ -80,7 +83,8 @@ def check_that_it_builds_masks(module: Any) -> None:
 
 
 def stated_causality(module: Any, given: bool | None, queries: int) -> bool:
-    """Whether a layer declares itself causal; used if the mask does not determine the causality.
+    """Whether a layer declares itself causal; used if the mask does not determine whether attention
+    is causal.
 
     Raises:
         ArgumentError: the layer declares nothing, or transformers runs its model on eager attention

@@ -1,11 +1,11 @@
 """The paged cache of transformers' continuous batching, read and appended to in place.
 
-Which code calls update() of the cache depends on the version of transformers. In transformers 5.23
-it is the attention function, which gets the cache as an argument. From 5.24 on it is the model, and
-the attention function never gets the cache. Therefore the tensors that update() returns record
-where the pages are. To all other code they look like gathered tensors; the first operation on them
-gathers the keys and values. Models need this, because they may share keys between layers, or change
-keys before the attention function.
+The code that calls the cache's update() depends on the version of transformers. In transformers
+5.23 it is the attention function, which gets the cache as an argument. From 5.24 on it is the
+model, and the attention function never gets the cache. Therefore, the tensors that update() returns
+also record where the pages are. To all other code these tensors look like gathered keys and values,
+which the first operation on them gathers. Models need this, because they may share keys between
+layers, or change keys before they call the attention function.
 """
 
 from __future__ import annotations
@@ -36,9 +36,10 @@ _PAGE_DTYPES = (torch.float16, torch.bfloat16)
 class Pages(NamedTuple):
     """A paged KV cache to which a call appends its keys and values.
 
-    k_cache, v_cache: (pages, page, heads_k, d). table: (batch, maximum pages) int32. lens: (batch,)
-    int32, the lengths before the append. starts_q: where each sequence's queries begin; None if
-    each sequence has one query.
+    k_cache, v_cache: (pages, page, heads_k, d).
+    table: (batch, maximum pages) int32.
+    lens: (batch,) int32, the lengths before the append.
+    starts_q: where each sequence's queries begin; None if each sequence has one query.
     """
 
     k_cache: Any
@@ -49,9 +50,10 @@ class Pages(NamedTuple):
 
 
 class PendingAppend:
-    """A layer's new keys and values, and the pages to which they are appended.
+    """A layer's new keys and values, and the pages to which they are to be appended.
 
-    ``read`` gathers the keys and values that transformers would return; ``length`` is their number.
+    ``read`` gathers the keys and values that transformers would return; ``length`` is the number of
+    keys.
     """
 
     def __init__(
@@ -132,8 +134,8 @@ def updated(
 
 
 def leave_pages_unread() -> None:
-    """Patches transformers so that, for models that use flashsmith, it gathers keys only if it
-    must."""
+    """Patches transformers so that, for models that use flashsmith, it gathers keys only if this is
+    necessary."""
     update = getattr(PagedAttentionCache, "update", None)
     if update is None or getattr(update, "leaves_unread_for", None) == NAME:
         return  # before transformers 5.23, or already patched
@@ -166,9 +168,9 @@ def leave_pages_unread() -> None:
 
 
 def of_kind(layer: Any, lengths: Any) -> Any:
-    """The lengths for the layer's type, if ``lengths`` is a dict by layer type.
+    """The lengths for the layer's type; ``lengths`` unchanged if it is not a dict by layer type.
 
-    update() selects them too, but a layer that shares another layer's keys does not call update().
+    update() also selects them, but a layer that shares another layer's keys does not call update().
     """
     return lengths[layer.layer_type] if isinstance(lengths, dict) else lengths
 
@@ -176,8 +178,8 @@ def of_kind(layer: Any, lengths: Any) -> Any:
 def _pages_of(cache: Any, key: Any, layer_idx: int, lengths: dict[str, Any]) -> Pages | None:
     """A layer's pages if the kernels can read them in place; None if its keys must be gathered.
 
-    Keys must be gathered in layers with a window (transformers keeps a ring for these), for dtypes
-    that the kernels lack, and if all keys are new.
+    Keys must be gathered in layers with a window (whose keys transformers keeps in a ring buffer),
+    for dtypes that the kernels do not support, and if all keys are new.
     """
     allocator = cache.layer_to_allocator[layer_idx]
     if not allocator.supports_block_table:
@@ -195,7 +197,8 @@ def _pages_of(cache: Any, key: Any, layer_idx: int, lengths: dict[str, Any]) -> 
                 "load the model in one of them, or set max_blocks_per_request=0 in the "
                 "ContinuousBatchingConfig"
             )
-        # Sequences that only pad the batch have the length -1, so that nothing is appended to them.
+        # Sequences that are only there to pad the batch have the length -1, so that nothing is
+        # appended to them.
         lens = starts.diff().to(torch.int32) - 1
         table = tables[allocator.index].div(stride // page, rounding_mode="floor")
         return Pages(k_cache, v_cache, table, lens, None)
@@ -216,7 +219,8 @@ def _pages_of(cache: Any, key: Any, layer_idx: int, lengths: dict[str, Any]) -> 
 def offer_block_tables() -> None:
     """Patches transformers' continuous batching so that flashsmith gets page tables.
 
-    transformers passes page tables in steps of one token per sequence, but only to FlashAttention.
+    In steps with one token per sequence, transformers passes page tables, but only to
+    FlashAttention.
     """
     ensure = getattr(initialization, "ensure_decode_fast_path_is_available", None)
     if ensure is None or getattr(ensure, "offered_to", None) == NAME:

@@ -28,10 +28,12 @@ def sequences_of(
     """The packed sequences that a caller's arguments describe; None if there are none.
 
     ``starts`` are cu_seq_lens_q and cu_seq_lens_k, ``longest`` are max_length_q and max_length_k. A
-    value given for one side only is used for both. Maximum lengths that are missing are computed.
+    value that is given for only one of q and k is used for both. Maximum lengths that are missing
+    are computed.
 
     Raises:
-        ArgumentError: one side's cumulative lengths are missing, and the other side's do not fit.
+        ArgumentError: the cumulative lengths of q or of k are missing, and those of the other do
+            not fit.
     """
     starts_q, starts_k = starts
     longest_q, longest_k = longest
@@ -68,7 +70,7 @@ _numbers_of: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
 def _longest(starts: Any, given: Any, tensor: Any) -> int:
     if given is not None:
         return int(given)
-    if is_tracing():  # a tracer reads no values; no sequence is longer than all of them together
+    if is_tracing():  # a tracer reads no values; the total is an upper bound
         rows: int = tensor.shape[0] * tensor.shape[2]
         return rows
     if starts not in _longest_of:
@@ -80,10 +82,10 @@ def _longest(starts: Any, given: Any, tensor: Any) -> int:
 def sequences_by_position(position_ids: Any, query: Any, key: Any) -> Any:
     """The sequence numbers (1, keys) that a single batch row of position ids describes.
 
-    None if the row is one sequence. As with FlashAttention in transformers, a sequence begins
-    wherever the smallest position occurs, and rows with cached keys are not split. The row itself
-    may begin with the rest of a sequence. A tracer cannot read positions, so a traced row is one
-    sequence.
+    None if the row is one sequence. As for FlashAttention in transformers, a sequence begins at
+    every occurrence of the smallest position, and rows with cached keys are not split. The first
+    sequence of the row may lack its beginning. A tracer cannot read positions, so a row that is
+    being traced counts as one sequence.
     """
     if position_ids is None or position_ids.dim() != 2 or query.shape[0] != 1:
         return None

@@ -1,7 +1,8 @@
-"""Calls of attention() and attention_with_cache() by functions that have different arguments.
+"""Calls to attention() and attention_with_cache() from functions whose arguments differ from
+theirs.
 
-Translating the arguments takes as long as the call. So a repeated call is looked up by its original
-arguments, and runs the launch of the translated call.
+Translating the arguments takes as long as the call. Therefore, a repeated call is looked up by its
+original arguments and runs the cached launch of its translation.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from flashsmith.runtime.cached_calls import is_constant
 
 
 class Translated(NamedTuple):
-    """A call translated for another function, and the values to append to its results."""
+    """A translated call, and the values to append to its results."""
 
     function: Callable[..., Any]
     tensors: tuple[Any, Any, Any]
@@ -33,8 +34,8 @@ def remember_translated(arguments: tuple[Any, ...], names: Any, call: Translated
     """Makes run_repeated serve later calls with arguments equivalent to these, for which ``call``
     was just made.
 
-    ``names`` identifies the function and the meaning of its arguments. Only arguments that fully
-    determine the translated call are remembered: its tensors, and constants.
+    ``names`` identifies the function and the meaning of its arguments. A call is remembered only if
+    the given arguments fully determine its translation: tensors of the call, and constants.
     """
     if call.function not in (attention, attention_with_cache):
         return

@@ -34,7 +34,7 @@ from flashsmith.semantics.dtype import dtype_name
 from flashsmith.semantics.flop import twice_nominal_pairs
 from flashsmith.semantics.sizes import NO_DQ, ONLY_DQ, Sizes
 
-# Tensors with (batch, row, head) strides, in the order of _numbers().
+# The tensors with (batch, row, head) strides, in the order in which _numbers() lists their strides.
 _STRIDED = ("do", "q", "k", "v", "o", "dq", "dk", "dv")
 _STATISTICS = ("lse", "dlse")
 # The strides that stand for a tensor that the call omits.

@@ -122,8 +122,9 @@ class Call(NamedTuple):
     """One call with checked tensors; from it, an operation computes the numbers for the C++ host
     path.
 
-    strides: of every given tensor, in elements, by name. sizes: of the dimensions that the
-    operation names itself. options: every option of the operation, by name.
+    strides: of every given tensor, in elements, by name.
+    sizes: of the dimensions that the operation names itself.
+    options: every option of the operation, by name.
     """
 
     problem: Sizes

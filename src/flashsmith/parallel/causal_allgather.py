@@ -132,9 +132,11 @@ def _prefixes(
 class _Places(NamedTuple):
     """Views of a slot with K and V, and the copies to make.
 
-    earlier, later: the K and V that this rank's earlier and later chunk see. own: the copies to
-    this rank's own slot. sent: the copies to the other ranks, first for their earlier and then for
-    their later chunks. come: the ranks that send data to this rank, for each of its two chunks.
+    earlier, later: the K and V that this rank's earlier and later chunk see.
+    own: the copies to this rank's own slot.
+    sent: the copies to the other ranks, first for their earlier and then for their later chunks.
+    come: the ranks that send data to this rank, for each of its two chunks.
+
     Each Place is paired with the tensor that it refers to (0 for K, 1 for V), and its ``address``
     is an offset in this tensor.
     """
@@ -276,8 +278,9 @@ class _Launch(NamedTuple):
     """A kernel of an earlier call, which can be launched again with other addresses.
 
     groups: cached_calls.repeated at that time; another object there means that the choice of
-    kernels may have changed. steps: for each tensor that has both chunks, the bytes from the first
-    to the second. in_order: arranges addresses in the order that ``run`` takes.
+        kernels may have changed.
+    steps: for each tensor that has both chunks, the bytes from the first to the second.
+    in_order: arranges addresses in the order that ``run`` takes.
     """
 
     groups: Any

@@ -148,8 +148,9 @@ def pieces(
     Queries and keys are parts of one sequence.
 
     ahead: the number of keys minus the number of queries of the whole sequence, so that query i is
-    at key i + ahead. chunk: keys before a window are left out only in multiples of this number,
-    counted from the first key of the sequence.
+        at key i + ahead.
+    chunk: keys before a window are left out only in multiples of this number, counted from the
+        first key of the sequence.
     """
     found = [piece for q in q_runs for k in k_runs if (piece := _piece(q, k, ahead, mask, chunk))]
     return _in_fewer(found)

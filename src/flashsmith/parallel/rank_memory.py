@@ -1,9 +1,9 @@
 """Memory through which the ranks on one host copy data to each other.
 
-GPUs copy it with copy engines, which use no SMs. The kernels of NCCL would take SMs from attention.
-A rank copies its data to a slot in the memory of another rank, and then writes a number to a word
-there. The other GPU waits for this number. A rank has two slots, which alternate. A transfer has
-these steps:
+GPUs copy data with copy engines, which use no SMs. NCCL's kernels would take SMs from attention. A
+rank copies its data to a slot in another rank's memory, and then writes a number to a word in that
+memory. The other rank's GPU waits for this number. A rank has two slots, which are used
+alternately. A transfer has these steps:
 
     send       The transfer stream waits until the current stream has written the data. It writes to
                the others that the slot of this rank is free: what the current stream did with the
@@ -14,11 +14,11 @@ these steps:
                has copied its own, so that the memory they came from may be used again. Or else
                PyTorch's allocator keeps that memory.
 
-The numbers only grow, and a GPU waits until a word of its own memory is large enough. So the hosts
-need not synchronise. No two GPUs wait for each other: a transfer waits only for what the ranks do
-before it, and all ranks make the same transfers in the same order. Therefore they compare how many
-transfers they have made whenever they agree on a call (RankMemory.number). If a rank is lost, the
-GPUs of the others wait; the watch (watch.py) is for this case.
+The numbers only grow, and a GPU waits until a word in its own memory is large enough. Therefore the
+hosts need not synchronise. No two GPUs wait for each other: a transfer waits only for what the
+ranks do before it, and all ranks make the same transfers in the same order. To check the latter,
+ranks compare how many transfers they have made (RankMemory.number) whenever they agree on a call.
+If a rank is lost, the GPUs of the other ranks wait forever; the watch (watch.py) handles this case.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ from flashsmith.runtime import driver
 MOST = 256 << 20
 # The size of a slot is a multiple of this, so that slots rarely have to grow.
 _STEP = 16 << 20
-# The bytes of the message about its memory that a rank sends to the others.
+# The size in bytes of the message in which a rank describes its memory to the others.
 _NAME = 512
 # A rank has two words for each other rank: the number of the transfer for which that rank's slot is
-# free, and the number of the last group of data that has come from that rank.
+# free, and the number of the last group of data that has arrived from that rank.
 FREE, HERE = 0, 1
 
 
@@ -72,14 +72,14 @@ class Place(NamedTuple):
 
 
 class Word(NamedTuple):
-    """A word that this rank shares with rank ``rank``, and a value for the word."""
+    """A word through which this rank and rank ``rank`` synchronise, and a value for it."""
 
     rank: int
     kind: int
     value: int
 
 
-# For each rank to which data are sent, the places of the data.
+# For each rank to which data are sent, the data's places.
 Sent = Sequence[tuple[int, Sequence[Place]]]
 
 
@@ -102,9 +102,9 @@ class RankMemory:
     ) -> RankMemory | None:
         """Creates slots of at least ``nbytes`` bytes; all ranks must call this.
 
-        Tries out whether every rank can write data and words to the other ranks' memory; returns
-        None if not. ``exchange`` sends bytes to all ranks, and returns the bytes from all ranks in
-        the order of ranks.
+        Tests whether every rank can write data and words to the other ranks' memory; returns None
+        if not. ``exchange`` sends bytes to all ranks, and returns the bytes from all ranks in the
+        order of ranks.
         """
         capacity = -(-max(nbytes, 1) // _STEP) * _STEP
         memory, name = None, b""
@@ -139,8 +139,8 @@ class RankMemory:
     def begin(self) -> int:
         """Begins a transfer, and returns its slot.
 
-        The current stream may write to the slot, and no longer uses the data of the transfer before
-        last.
+        From here on, the current stream may write to the slot, and must no longer use the data of
+        the transfer before last.
         """
         self.number += 1
         self._memory.begin()
@@ -149,8 +149,8 @@ class RankMemory:
     def view(self, slot: int, key: Hashable, make: Callable[[Callable[..., Any]], Any]) -> Any:
         """The result of ``make``, which is cached under ``key``.
 
-        ``make`` is called with a function that makes a tensor in the slot from an offset in bytes,
-        a shape and a dtype.
+        ``make`` is called with a function that takes an offset in bytes, a shape and a dtype, and
+        returns a tensor in the slot.
         """
         views = self._views[slot]
         if key not in views:
@@ -183,17 +183,17 @@ class RankMemory:
 
         Must be called exactly once for each transfer.
 
-        ``sent`` lists what this rank sends in each group, ``come`` the ranks that send each group
-        to this rank, and ``own`` what this rank copies to its own slot after sending. Returns one
-        function for each group, which makes the current stream wait until the group has arrived,
-        and a last function, which makes it wait until everything is sent. With ``own``, the
-        function of the last group also waits for the copies to this rank's slot. If the tensors
-        that are sent are passed as ``kept``, the last function waits for nothing: the allocator
-        keeps their memory until everything is sent, and they must not be overwritten.
+        ``sent`` lists what this rank sends in each group, ``come`` lists the ranks that send each
+        group to this rank, and ``own`` lists what this rank copies to its own slot after sending.
+        Returns one function for each group, which makes the current stream wait until the group has
+        arrived, and a last function, which makes the current stream wait until everything is sent.
+        With ``own``, the function of the last group also waits for the copies to this rank's slot.
+        If the tensors that are sent are passed as ``kept``, the last function waits for nothing:
+        the allocator keeps their memory until everything is sent, and they must not be overwritten.
         """
         memory, first, is_free = self._memory, slot * self.capacity, set[int]()
         memory.begin_sending()
-        # Words are written together with the next wait, in one call to the driver.
+        # Words are written in the same driver call as the next wait.
         told = [Word(rank, FREE, self.number) for rank in self._others]
         for group, of_ranks in enumerate(sent):
             for rank, places in of_ranks:
@@ -245,7 +245,8 @@ _streams: dict[Any, Any] = {}
 
 
 def transfer_stream(device: Any) -> Any:
-    """The stream for transfers of a GPU. They then need not wait for kernels of this GPU."""
+    """The stream for transfers of a GPU. On this stream, transfers need not wait for kernels of
+    this GPU."""
     if device not in _streams:
         _streams[device] = torch.cuda.Stream(device)
     return _streams[device]
@@ -284,8 +285,8 @@ class GpuMemory:
     """Memory of this rank's GPU, and memory of the other ranks' GPUs, which CUDA's IPC handles make
     accessible.
 
-    ``memory`` has ``nbytes`` bytes for slots. The words are behind them. ``main`` is the stream
-    that was current when the last transfer began.
+    ``memory`` has ``nbytes`` bytes for slots. The words are stored after the slots. ``main`` is the
+    stream that was current when the last transfer began.
     """
 
     def __init__(self, device: Any, rank: int, size: int, nbytes: int) -> None:
@@ -340,7 +341,8 @@ class GpuMemory:
         torch.cuda.synchronize(self._device)
 
     def check_greetings(self) -> bool:
-        """Whether the test data of all ranks are right; they must have arrived before the call."""
+        """Whether the test data from all ranks are right. The data must have arrived before the
+        call."""
         words = self._all_words.view(torch.int32)[:: _WORD // 4].view(self._size, 2)[:, HERE]
         rows = self.memory[: 64 * self._size].view(self._size, 64)
         expected = torch.arange(1, self._size + 1)[:, None]
@@ -403,7 +405,7 @@ class GpuMemory:
         driver.words(written, self._own(awaited), self._ordinal, self._side.cuda_stream)
 
     def wait(self, words: Sequence[Word]) -> None:
-        """Makes the stream ``main`` wait for words of this rank."""
+        """Makes the stream ``main`` wait until words of this rank have the given values."""
         driver.words((), self._own(words), self._ordinal, self.main.cuda_stream)
 
     def _own(self, words: Sequence[Word]) -> list[tuple[int, int]]:

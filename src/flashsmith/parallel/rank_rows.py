@@ -1,4 +1,5 @@
-"""Takes the rows of ranks from tensors, pads them for messages, and joins them in order."""
+"""Takes ranks' rows from tensors, pads them for messages, and joins them in the order of the
+sequence."""
 
 from __future__ import annotations
 
@@ -44,8 +45,8 @@ class RankRows:
 
 @functools.lru_cache(maxsize=64)
 def _order(layout: Layout, device: Any) -> Any:
-    """The indices that select, in order, the rows of all sequences from gathered shards that are
-    padded to the length of the longest."""
+    """The indices that select the rows of all sequences, in order, from gathered shards, which are
+    padded to the length of the longest shard."""
     most = layout.most_rows
     parts = [
         torch.arange(rank * most + begin, rank * most + end)
@@ -68,8 +69,8 @@ def padded(tensor: Any, dim: int, rows: int) -> Any:
 
 
 def in_order(gathered: Any, layout: Layout, dim: int) -> Any:
-    """Joins shards (ranks, ...), which are padded to the length of the longest, to a tensor with
-    all rows in order.
+    """Joins shards (ranks, ...), padded to the length of the longest, into one tensor with all rows
+    in order.
 
     ``dim`` is the dimension of rows, not counting the dimension of ranks.
     """
@@ -94,12 +95,12 @@ def by_owner(whole: Any, layout: Layout, dim: int) -> Any:
 
 
 def shard_of(whole: Any, layout: Layout, rank: int, dim: int) -> Any:
-    """The rows of a rank, from a tensor that has all rows."""
+    """A rank's rows, taken from a tensor that has all rows."""
     parts = [whole.narrow(dim, begin, end - begin) for begin, end in layout.spans(rank)]
     return torch.cat(parts, dim) if parts else whole.narrow(dim, 0, 0)
 
 
 def side_by_side(k: Any, v: Any) -> Any:
-    """K and V in one tensor for messages: in each row of each head, K's elements precede V's
-    elements. K and V may have different d."""
+    """K and V in one tensor, to be sent as one message: in each row of each head, K's elements
+    precede V's. K and V may have different d."""
     return torch.cat([k, v], -1)

@@ -1,6 +1,6 @@
 """Schedules: how the ranks of a group share one call to attention().
 
-They are 'zigzag', 'allgather' and 'ulysses'.
+The schedules are 'zigzag', 'allgather' and 'ulysses'.
 
 A schedule consists of two functions, forward and backward. Tensors are the shards of one rank,
 (batch, rows, heads, d) or packed (rows, heads, d). All ranks send and receive the same amounts in
@@ -32,14 +32,14 @@ def check_schedule(schedule: Any) -> str:
     raise ArgumentError(f"schedule={quoted(schedule)}: allowed are {names}")
 
 
-# Under a causal mask, 'auto' gathers K and V if they have at most this many bytes over the whole
-# sequences. On two GPUs, gathering 32, 128 or 512 MiB is faster than the ring. Larger sizes were
-# not measured and would take more memory.
+# Under a causal mask, 'auto' gathers K and V if those of the whole sequences have at most this many
+# bytes. On two GPUs, gathering 32, 128 or 512 MiB is faster than the ring. Larger sizes were not
+# measured and would take more memory.
 MOST_GATHERED = 512 << 20
 
 
 def _bytes_of_keys(call: GroupCall, heads_k: int) -> int:
-    """The bytes of K and V of a dense batch, over the whole sequences."""
+    """The size in bytes of K and V of a dense batch, for the whole sequences."""
     batch, _, _, d = call.shape
     return 2 * batch * call.k_layout.starts[-1] * heads_k * (d + call.d_v)
 
@@ -52,7 +52,7 @@ _NO_BITS = (
 def schedule_named(name: str, call: GroupCall, heads_k: int) -> GroupSchedule:
     """The schedule with this name.
 
-    For 'auto' it depends only on facts that are the same on all ranks.
+    The choice for 'auto' depends only on facts that are the same on all ranks.
     """
     count = 2 * call.group.size
     sides = (("q", call.q_layout), ("k", call.k_layout))

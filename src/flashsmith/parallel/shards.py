@@ -16,7 +16,7 @@ from flashsmith.semantics.signature import whole_number
 
 
 def layout_of(length: Any, cu_seqlens: Any, ranks: int) -> Layout:
-    """How one sequence, or packed sequences, are divided among the ranks."""
+    """How a sequence, or several packed sequences, are divided among the ranks."""
     if cu_seqlens is not None:
         if length is not None:
             raise ArgumentError(f"length={quoted(length)}: given with cu_seqlens; give one of them")

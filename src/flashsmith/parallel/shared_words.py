@@ -21,11 +21,11 @@ _FOLDER = Path("/dev/shm")
 _PATH, _TOKEN = 240, 16
 # The id and the start time of a process, which together identify it.
 _PROCESS = struct.Struct("<qq")
-# A word, the number of its exchange, and the xor of both, which reveals an entry that is only half
-# written.
+# The layout of an entry: a word, the number of its exchange, and the xor of both, which reveals an
+# entry that is only partly written.
 _WORD = struct.Struct("<qqq")
-# A rank that waits checks after this many seconds, and then at this interval, whether the others
-# are alive.
+# A waiting rank checks whether the others are alive after this many seconds, and then again at this
+# interval.
 _PATIENCE = 0.2
 _SPINS = 200
 
@@ -61,8 +61,8 @@ class SharedWords:
         shared_words = None
         if memory is not None and all_have:
             shared_words = SharedWords(memory, rank, size, timeout)
-        # Processes in different namespaces may share the folder without being able to check each
-        # other.
+        # Processes in different namespaces may share the folder but cannot check whether the others
+        # are alive.
         sees_all = shared_words is not None and all(shared_words._lives(it) for it in range(size))
         return shared_words if exchange(bytes([sees_all])) == b"\1" * size else None
 
@@ -100,7 +100,7 @@ class SharedWords:
                 continue
             now = time.monotonic()
             begin = begin or now
-            # At first this lets only other threads of this process run, and after a while other
+            # At first this yields only to other threads of this process, and after a while to other
             # processes too.
             time.sleep(0 if now - begin < 0.002 else 0.0001)
             if now - max(begin, looked) > _PATIENCE:
@@ -139,8 +139,8 @@ _STOPPED = ("T", "t")
 
 
 def _status(pid: int) -> tuple[str, int]:
-    """The state of a process (a letter) and its start time in ticks; '' and 0 if there is no such
-    process."""
+    """The state of a process (one letter) and its start time in clock ticks; '' and 0 if there is
+    no such process."""
     try:
         # The name of the process, which comes first, may contain spaces and parentheses.
         fields = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()

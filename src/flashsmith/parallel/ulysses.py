@@ -1,4 +1,5 @@
-"""The schedule 'ulysses': ranks exchange rows for heads, and each computes some heads."""
+"""The schedule 'ulysses': ranks exchange rows for heads, so that each rank computes some heads over
+all rows."""
 
 from __future__ import annotations
 
@@ -43,7 +44,8 @@ def _joined_heads(tensors: Sequence[Any]) -> Any:
 
 
 def _split_heads(joined: Any, shapes: Sequence[Sequence[int]]) -> list[Any]:
-    """The inverse of _joined_heads(), for tensors with these (heads, d)."""
+    """The inverse of _joined_heads(): splits the last dimension into tensors with these (heads,
+    d)."""
     parts = joined.split([heads * d for heads, d in shapes], -1)
     return [part.unflatten(-1, shape) for part, shape in zip(parts, shapes, strict=True)]
 

@@ -1,12 +1,12 @@
 """The watch: ends the process of a rank that would otherwise wait forever for a lost rank.
 
-Where the host itself waits for others, it notices a lost rank: at the shared words, and in a call
-of the group's host backend. A GPU does not notice a lost rank. A kernel of NCCL, or a stream that
-waits for an event of another rank, waits forever. Then the host also waits forever in its next CUDA
-call. No exception can reach it, and results of incomplete transfers cannot be used. Only a thread
-that makes no CUDA call can still act. This thread knows which waits the host has started, and which
-of them have ended on the GPU. Another thread asks the GPU which waits have ended, because that call
-may not return either.
+While the host itself waits for other ranks, at the shared words or in a call to the group's host
+backend, it notices a lost rank. A GPU does not notice a lost rank. A kernel of NCCL, or a stream
+that waits for an event of another rank, waits forever. Then the host also waits forever in its next
+CUDA call. No exception can reach the waiting host, and results of incomplete transfers cannot be
+used. Only a thread that makes no CUDA call can still act. This thread knows which waits the host
+has started, and which of them have ended on the GPU. A separate thread asks the GPU which waits
+have ended, because that call may not return either.
 
 PyTorch's own watchdog is only for NCCL, and takes much longer than the timeout of the group.
 """
@@ -52,15 +52,15 @@ class Watch:
 
     # After a rank has ended, a wait may continue for this many seconds, but not beyond the timeout.
     PATIENCE = 5.0
-    # After the timeout, the host itself has this many seconds to notice that a rank is late and
+    # After the timeout, the host itself has this many seconds to notice that a rank is late and to
     # raise an error.
     GRACE = 3.0
 
     def __init__(self, rank: int, size: int, timeout: float, lost: Callable[[], str]) -> None:
         self._rank, self._size, self._timeout, self._lost = rank, size, timeout, lost
         self._marks: Any = None
-        # The numbers of the last wait or mark, of the last mark on a GPU, and of the last mark that
-        # was reached.
+        # Waits and marks are numbered together: the number of the last one, of the last mark on a
+        # GPU, and of the last mark that was reached.
         self._numbers = itertools.count(1)
         self._number = self._marked = self._reached = 0
         self._inside: set[object] = set()
@@ -80,7 +80,7 @@ class Watch:
     def waiting(self) -> Iterator[None]:
         """A context for calls in which the host may wait for others.
 
-        An error of torch.distributed in it becomes a GroupError.
+        An error that torch.distributed raises inside the context becomes a GroupError.
         """
         token = object()
         self._number = next(self._numbers)
@@ -96,8 +96,8 @@ class Watch:
             self._inside.discard(token)
 
     def mark(self, device: Any, stream: Any = None) -> None:
-        """Marks a stream of a device that from now on waits for other ranks. None means the current
-        stream.
+        """Marks a stream, of a device, that may wait for other ranks from now on. None means the
+        current stream.
 
         The GPU reaches the mark when the work on the stream so far is complete. For the device
         'cpu' this does nothing, since the host itself waits.
@@ -125,7 +125,7 @@ class Watch:
     def reason(self, seconds: float) -> str:
         """Why this rank would wait forever; '' as long as it may still continue.
 
-        ``seconds`` is the time since the last call. It makes no CUDA call.
+        ``seconds`` is the time since the last call. This method makes no CUDA call.
         """
         number = self._number
         if number != self._seen or not (self._inside or self._is_behind):
@@ -171,7 +171,8 @@ class Watch:
 
 
 class GpuMarks:
-    """Has one event for each stream of a GPU. A mark records the event of its stream again."""
+    """Marks on a GPU, with one event for each stream. Setting a mark records the stream's event
+    again."""
 
     def __init__(self, device: Any) -> None:
         self._device, self._ordinal = device, device.index
@@ -224,7 +225,7 @@ def _look() -> None:
     while True:
         time.sleep(_PERIOD)
         now = time.monotonic()
-        # Time in which this process was stopped does not count.
+        # Time during which this process was stopped does not count.
         seconds, before = min(now - before, 2 * _PERIOD), now
         for watch in _watches():
             if why := watch.reason(seconds):
@@ -232,7 +233,7 @@ def _look() -> None:
 
 
 def _end_in_time() -> None:
-    """Sets an alarm, which ends an interpreter that is exiting while some transfers may never
+    """Sets an alarm, which ends the process if it hangs at exit because some transfers never
     complete.
 
     The destructors of PyTorch's groups and tensors wait for these transfers, and no Python thread

@@ -22,17 +22,17 @@ from flashsmith.parallel.rank_rows import side_by_side
 
 
 class _Ring:
-    """Iterates over the K and V of all ranks, beginning with this rank.
+    """Iterates over the K and V of all ranks, beginning with this rank's.
 
     While the caller uses the K and V of one rank, the K and V of the next rank are transferred.
 
-    ``confirm`` is called after the caller has given the GPU its work on this rank's own K and V.
+    ``confirm`` is called after the caller has enqueued the work on this rank's own K and V.
     """
 
     def __init__(self, call: GroupCall, kv: Any, confirm: Callable[[], None] | None = None) -> None:
         self._group, self._confirm = call.group, confirm
         self._blocks = [kv]
-        # K and V arrive in one of these two buffers while the other is used.
+        # K and V arrive in one of these two buffers while the kernels read the other.
         self._spare = [torch.empty_like(kv) for _ in range(min(2, call.group.size - 1))]
         self._free = [used_until_now(kv)] * len(self._spare)
 

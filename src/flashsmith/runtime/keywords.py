@@ -1,6 +1,6 @@
 """The keywords of attention() and related functions that do not change the type of the result.
 
-The overloads share them. Only type checkers need this module.
+All overloads use these definitions. Only type checkers need this module.
 """
 
 from __future__ import annotations

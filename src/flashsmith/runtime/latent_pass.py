@@ -40,7 +40,7 @@ from flashsmith.semantics.signature import (
 
 
 class LatentTensors(NamedTuple):
-    """A call's tensors in the operation's order, without the LSE, which callers never pass."""
+    """A call's tensors in the operation's order, except the LSE, which callers never pass."""
 
     q: Any
     k_cache: Any
@@ -113,8 +113,8 @@ def _run(
 
 
 def check_latent_request(tensors: LatentTensors, asked: LatentOptions) -> Request:
-    """The checked request for tensors and options, independent of the kernel. No tensor's contents
-    are read.
+    """The checked request for these tensors and options; it does not depend on the kernel. No
+    tensor's contents are read.
 
     Raises ArgumentError, starting with the argument's name, when an argument is unusable.
     """
@@ -194,8 +194,8 @@ def _check_widths(v_width: Any, d: int) -> int:
 
 
 def _check_given_scale(scale: Any, d: int) -> float:
-    """The scale, which must be given, because the usual default would be computed from the wrong
-    d."""
+    """The scale. The caller must give it, because the usual default would be computed from the
+    wrong d."""
     if scale is None:
         raise ArgumentError(
             f"scale: missing; give 1/sqrt of the d of a head before its projection was absorbed, "

@@ -29,15 +29,15 @@ class Launches:
 
 
 def note_launch(backend: Backend, kernels: int = 1) -> None:
-    """Counts a plan's kernels; called by the launching thread after the launch was accepted."""
+    """Counts a plan's kernels. The launching thread calls this after the launch was accepted."""
     launched[get_ident(), backend] += kernels
 
 
 def launch_count() -> Launches:
-    """The kernels that all threads of this process have launched since it started.
+    """How many kernels all threads of this process have launched since it started.
 
-    A CUDA graph's kernels count when they are captured, not when it is replayed: a replay runs no
-    Python.
+    A CUDA graph's kernels are counted when they are captured, not when the graph is replayed,
+    because a replay runs no Python.
     """
     counted = Counter[Backend]()
     # Iterates over a copy, because a thread's first launch adds an entry.

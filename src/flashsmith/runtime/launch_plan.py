@@ -1,4 +1,4 @@
-"""LaunchPlan: the launches of a call, the same for the GPU and the emulator."""
+"""LaunchPlan: the launches of a call; the GPU and the emulator use the same plan."""
 
 from __future__ import annotations
 
@@ -14,8 +14,7 @@ Extent = tuple[int, int, int]
 
 @dataclass(frozen=True)
 class TensorMapSpec:
-    """How to encode a TMA tensor map, and where to put it: its byte offset in the kernel's
-    arguments.
+    """How to encode a TMA tensor map, and its byte offset in the kernel's arguments.
 
     ``address`` is the address of a tensor. If ``workspace``, an index into the plan's workspaces,
     is given, ``address`` is an offset into that workspace instead.
@@ -36,7 +35,7 @@ class InitialContents(IntEnum):
 
     UNDEFINED = 0
     ZEROED = 1  # at every call
-    KEPT_ZERO = 2  # earlier launches left it zero
+    KEPT_ZERO = 2  # earlier launches have left it zeroed
 
 
 class Workspace(NamedTuple):
@@ -48,7 +47,7 @@ class Workspace(NamedTuple):
 
 
 class WorkspaceAddress(NamedTuple):
-    """Where in a kernel's arguments to write a workspace's address; offsets are in bytes.
+    """Where to write a workspace's address in a kernel's arguments; offsets are in bytes.
 
     ``workspace`` is an index into the plan's workspaces.
     """
@@ -147,8 +146,8 @@ class LaunchPlan:
 
     @property
     def workspace_offset(self) -> int:
-        """The offset of the first workspace's address in the main kernel's arguments; 0 if the
-        kernel has none."""
+        """The offset of the first workspace's address in the main kernel's arguments; 0 if these
+        have no workspace's address."""
         addresses = self.main.workspace_addresses
         return addresses[0].argument_offset if addresses else 0
 

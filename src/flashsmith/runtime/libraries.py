@@ -1,5 +1,5 @@
-"""Finds the library that contains a config's kernel, which may be loaded, installed, in the cache,
-or built now."""
+"""Finds the library that contains a config's kernel. It may be loaded already, installed, or in the
+cache; otherwise it is built now."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ _REPORTED = {
 class LoadedKernel:
     """One kernel, ready to be planned and launched.
 
-    ``index`` is the kernel's index in the library. Kernels of two libraries that compare equal are
+    ``index`` is the kernel's index in the library. Kernels of two libraries that are equal are
     interchangeable.
     """
 
@@ -121,8 +121,8 @@ class LoadedKernel:
 
     @cached_property
     def _with_ptx(self) -> KernelLibrary:
-        """The library itself if it has PTX, else a library built from the same sources that has
-        PTX."""
+        """The library itself if it has PTX; otherwise a library with PTX that was built from the
+        same sources."""
         if self.library.has_ptx:
             return self.library
         arch = self.library.manifest.arch
@@ -188,8 +188,8 @@ class LoadedKernel:
         )
 
     def planned_by(self, function: Callable[..., Any], call: LibraryCall, *more: int) -> Any:
-        """Calls a library's function for a call with the plan costs of the call's GPU set, and
-        returns its result."""
+        """Sets the plan costs of a call's GPU, calls a library's function for the call, and returns
+        the result."""
         if self.costs is None:
             return function(self.index, *call.library_arguments(), *more)
         with self.costs.of(call.device.name):
@@ -198,8 +198,8 @@ class LoadedKernel:
 
 @dataclass
 class PlanCosts:
-    """The cost numbers by which a library plans calls. They are set for one GPU at a time and stay
-    set until a call for another GPU replaces them."""
+    """The cost numbers by which a library plans calls. A library has the costs of one GPU at a
+    time; they stay set until a call for another GPU replaces them."""
 
     family: Family
     set_costs: Callable[..., bool]
@@ -229,12 +229,13 @@ class PlanCosts:
 
 @dataclass(frozen=True)
 class PreparedLaunch:
-    """The result of LoadedKernel.prepare: a launch that is made by calling it with a stream handle
-    and addresses.
+    """The result of LoadedKernel.prepare: calling it with a stream handle and addresses launches
+    the kernel.
 
-    Time-critical callers call ``function`` directly, the library's own function. It takes
+    Time-critical callers directly call ``function``, which is the library's own function. It takes
     ``n_tensors`` addresses and, if ``block_bytes`` is not 0, the address of a block of that size.
-    They then call ``note_launch`` with ``n_kernels``; on a RuntimeError they raise ``refused``.
+    Then they call ``note_launch`` with ``n_kernels``; if ``function`` raises RuntimeError, they
+    raise ``refused``.
     """
 
     function: Callable[..., Any]
@@ -313,8 +314,8 @@ def _load_functions(
     names = tuple(f.name for f in fields(LibraryFunctions))
     try:
         with nullcontext(str(so_path)) if trusted else checked_path(so_path) as path:
-            # Checked before any of the library's code runs. Once a library is loaded, the linker
-            # identifies it by its path.
+            # This is checked before any of the library's code runs. Once a library is loaded, the
+            # linker identifies it by its path.
             content = Path(path).read_bytes()
             missing = [name for name in names if f"\0__tvm_ffi_{name}\0".encode() not in content]
             if missing:
@@ -365,9 +366,9 @@ class LoadedKernels:
     ) -> LoadedKernel:
         """The kernel of a legal config: already loaded, from the cache, or built now.
 
-        If it is not built, and FLASHSMITH_JIT is 0 or ``may_build`` (called only then) returns
-        false, the config's general-edge kernel serves. The general-edge kernel is compiled for any
-        lengths and gives the same result within the same tolerance.
+        If the kernel is not built, and FLASHSMITH_JIT is 0 or ``may_build`` (called only in this
+        case) returns false, the config's general-edge kernel is used instead. The general-edge
+        kernel is compiled for any lengths and gives the same result within the same tolerance.
 
         Raises KernelNotBuiltError when neither kernel is available, and the builder's errors.
         """
@@ -393,8 +394,8 @@ class LoadedKernels:
             return self._is_found(key)
 
     def add(self, library: KernelLibrary) -> None:
-        """Loads a library. Kernels that are already loaded are not replaced. Kernels that the
-        compiler made slow are recorded for choosers."""
+        """Loads a library. Kernels that are already loaded are not replaced. Kernels for which the
+        compiler generated slow code are recorded, so that choosers avoid them."""
         arch, semantics = library.manifest.arch, library.manifest.semantics
         with self.lock:
             for config, kernel in load_library(library).items():
@@ -495,7 +496,7 @@ def _why_no_jit() -> str:
 
 @lru_cache(maxsize=1)
 def _missing_compiler() -> str:
-    """The missing build tools, as a string; '' if nothing is missing."""
+    """Which build tools are missing, as a string; '' if none is missing."""
     try:
         find_toolchain()
     except ToolchainError as error:

@@ -24,7 +24,7 @@ from flashsmith.semantics.signature import check_flag
 if TYPE_CHECKING:
     from flashsmith.runtime.emulation import Observer
 
-# The keywords that a repeatable call may have: the ones that affect what is launched.
+# The keywords that a repeatable call may have, which are those that affect what is launched.
 _REPEATABLE = {"options", "wanted", "unwanted", "emulate"}
 
 
@@ -55,8 +55,8 @@ def run_operation(
     prepared = prepare_operation(cfg, problem, tensors, **how)
     result = prepared.run(observers, schedule_seed)
     if asked is not None and signature is not None:
-        # The final None stands for an absent output, so that even a single output is returned in a
-        # tuple.
+        # The final None stands for an absent output; because of it, even a single output is
+        # returned in a tuple.
         returned = *result.outputs, None
         cached_calls.remember(calls, signature, asked, tuple(tensors), prepared, returned)
     return result

@@ -16,12 +16,12 @@ _NAMES = frozenset((*_NUMBERS, "window", "sinks"))
 
 
 def plain_options(options: dict[str, Any]) -> dict[str, Any]:
-    """A call's keywords with numbers in place of tensors and with fp32 sinks; ``options`` itself if
+    """A call's keywords with tensors replaced by numbers and with fp32 sinks; ``options`` itself if
     nothing changes.
 
-    Sinks stay differentiable, so their gradient has their dtype. Raises ArgumentError for a scale,
-    softcap or window that requires grad, and for one on a device, because reading it would wait for
-    the device.
+    Sinks stay differentiable, and their gradient has the sinks' original dtype. Raises
+    ArgumentError for a scale, softcap or window that requires grad or is on a device, because
+    reading it from a device would wait for the device.
     """
     if _NAMES.isdisjoint(options):
         return options
@@ -48,8 +48,8 @@ def plain_pair(name: str, pair: Any) -> Any:
 
 
 def is_16_bits(tensor: Any) -> bool:
-    """Whether this is an fp16 or bf16 tensor, or a stand-in for one that a transformation
-    passes."""
+    """Whether this is an fp16 or bf16 tensor, or the placeholder that a function transformation
+    passes for one."""
     dtype = getattr(tensor, "dtype", None)
     # The size is checked first, because most sinks are fp32 and reading a dtype's name takes
     # longer.

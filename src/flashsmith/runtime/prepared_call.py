@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class OperationCall(NamedTuple):
-    """One checked call to any operation, in the form in which a kernel library takes it.
+    """One checked call to any operation, in the form that a kernel library takes.
 
     ``numbers`` and ``addresses`` are in the operation's order; a tensor that is not given has
     address 0.
@@ -41,7 +41,8 @@ class OperationCall(NamedTuple):
 
 
 class OperationResult(NamedTuple):
-    """The tensors that were written, by name, in the caller's framework; ms if timed on a GPU.
+    """The tensors that were written, by name, in the caller's framework, and the milliseconds if
+    the call was timed on a GPU.
 
     ``emulation`` is None if nothing was emulated.
     """
@@ -66,7 +67,7 @@ class PreparedCall(NamedTuple):
     timed: bool
 
     def is_by(self, cfg: KernelConfig, semantics: Semantics) -> bool:
-        """Whether a GPU runs exactly this kernel, not a substitute."""
+        """Whether the call runs on a GPU, with exactly this kernel and not a substitute."""
         kernel = self.kernel if self.launch is not None else None
         return kernel is not None and (kernel.config, kernel.semantics) == (cfg, semantics)
 
@@ -79,7 +80,7 @@ class PreparedCall(NamedTuple):
         first = next(iter(self.views.values()))
         if self.launch is not None:
             return OperationResult(self.outputs, run_on_gpu(self.launch, self.call, first), None)
-        # Imported here because it loads ptxlab.
+        # This import is here because it loads ptxlab.
         from flashsmith.runtime.emulation import run_in_emulator
 
         as_numpy = first.framework.as_numpy
@@ -120,7 +121,7 @@ def prepare(
         if name in request.wanted:
             shape = shape_of(tensor, problem, request.sizes)
             dtype = tensor.dtype_of(problem, request.options)
-            other = None if dtype == first.dtype else dtype  # passing None is faster
+            other = None if dtype == first.dtype else dtype  # None is faster than a dtype
             made = framework.allocate(
                 first.source, shape, other, poisoned=poisoned and "float" in dtype
             )
@@ -160,8 +161,8 @@ def prepare(
 def unplaced_call(
     problem: Problem, device: DeviceSpec, scale: float | None = None
 ) -> OperationCall:
-    """A call on dense tensors that have no memory yet. All addresses are 0, except that tensors
-    that only packed or paged problems have are at address 1.
+    """A call for planning only, on dense tensors that have no memory yet. All addresses are 0,
+    except that tensors that only packed or paged problems have are at address 1.
 
     The softcap is 1, and a window's left limit is 0. Packed sequences all have the maximum length.
     """
@@ -187,7 +188,7 @@ def unplaced_call(
 
 
 def run_on_gpu(launch: PreparedLaunch, call: OperationCall, view: TensorView) -> float | None:
-    """Launches ``call`` with its prepared launch on the framework's current stream for the tensor's
+    """Launches ``call``, which has been prepared, on the framework's current stream of the tensor's
     device.
 
     Returns the milliseconds if the launch was prepared as timed, else None. Raises LaunchError when

@@ -27,8 +27,8 @@ def check_program_arguments(bound: Any, first: TensorView) -> ProgramArguments:
     """The checked tensors and numbers of a BoundProgram, for a call on the tensor ``first``.
 
     Raises ArgumentError for an empty tensor, and for a tensor whose dtype, rank, framework or
-    device is not the one that the program was made for. The error has the function's name for the
-    tensor.
+    device is not the one that the program was made for. The error calls the tensor by the name that
+    the function has for it.
     """
     program = bound.program
     _check_counts(program.reads, bound.tensors, "tensors")

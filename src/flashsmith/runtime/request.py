@@ -19,10 +19,11 @@ from flashsmith.runtime.tensors import (
     view_tensor,
 )
 
-# Properties that a problem may lack, each with the word that adds it to a problem string.
+# Properties that a tensor or option may require of a problem, each with the word that adds it to a
+# problem string.
 _PACKED = "packed sequences", "packed"
 _PAGED = "pages", "page16"
-# The alignment in bytes of tensors that consist of rows, which TMA may copy.
+# The alignment in bytes of tensors that consist of rows; TMA, which may copy them, requires it.
 _ROW_ALIGNMENT = 16
 
 
@@ -95,8 +96,8 @@ def check_operation(
     wanted: Collection[str] = (),
     unwanted: Collection[str] = (),
 ) -> Request:
-    """The checked request for an operation's tensors (or views of them) and options, by name. It is
-    independent of the kernel.
+    """The checked request for an operation's tensors (or views of them) and options, by name. The
+    request does not depend on the kernel.
 
     ``wanted`` names optional outputs that are also written; ``unwanted`` names usual outputs that
     are not written.
@@ -165,15 +166,15 @@ def _check_tensors(
 
 
 def _written(operation: Operation, given: Collection[str]) -> list[TensorSpec]:
-    """The outputs that a call writes, determined from the names of the call's tensors."""
+    """The outputs that a call writes, given the names of the call's tensors."""
     return [tensor for tensor in operation.outputs if tensor.is_written(given)]
 
 
 def _check_shape(
     tensor: TensorSpec, view: TensorView, problem: Problem, sizes: dict[str, int]
 ) -> None:
-    """Raises ArgumentError unless the shape matches the specification. Adds sizes that were unknown
-    to ``sizes``."""
+    """Raises ArgumentError unless the shape matches the specification. Adds the sizes that were not
+    known before to ``sizes``."""
     dims = tensor.dims_of(problem)
     wanted = [size_of(dim, problem, sizes) for dim in dims]
     if len(dims) != len(view.shape) or any(
@@ -262,7 +263,7 @@ def _check_names(
     """Raises ArgumentError unless all names are names of outputs with this presence, optional or
     usual."""
     known = [tensor.name for tensor in operation.outputs if tensor.presence == presence]
-    # ``wanted`` may also name an output that is written anyway.
+    # ``wanted`` may also name an output that is written in any case.
     allowed = known if argument == "unwanted" else [it.name for it in operation.outputs]
     unknown = sorted(set(names) - set(allowed))
     if unknown:

@@ -1,8 +1,8 @@
 """ResizableCall: a checked call that can be prepared for other sizes without repeating the checks.
 
 Most checks of a call do not depend on the number of its rows or sequences: dtypes, strides, heads,
-masks, options. A caller whose steps differ only in such sizes, for example a serving engine, runs
-these checks once.
+masks, options. A caller whose steps differ only in these numbers, such as a serving engine, runs
+the other checks once.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class ResizableCall:
     def resized(
         self, config: KernelConfig, problem: Mapping[str, int], sizes: Mapping[str, int]
     ) -> CachedCall:
-        """This call for other sizes, with a config that serves those sizes.
+        """Prepares this call for other sizes, with a config that serves those sizes.
 
         ``problem`` has the new sizes of the problem; ``sizes`` has the sizes of the dimensions that
         the problem does not determine. The caller guarantees that tensors have these shapes and the
@@ -72,7 +72,7 @@ class ResizableCall:
 
 
 def _resized(problem: Problem, sizes: Mapping[str, int]) -> Problem:
-    """``dataclasses.replace`` without the checks, which take longer than the launch."""
+    """``dataclasses.replace`` without the problem's checks, which take longer than the launch."""
     other = object.__new__(Problem)
     other.__dict__.update(problem.__dict__, **sizes)
     return other

@@ -40,7 +40,7 @@ def run_score_sums(
 ) -> OperationResult:
     """Writes ``sums``, an fp32 tensor of the shape of ``axis``, for do, q, k, v, o and lse.
 
-    The program in ``options`` has the slope.
+    The program in ``options`` defines the derivative that is summed.
 
     Raises:
         ArgumentError: an argument is unusable; its name comes first, and nothing was launched.

@@ -17,7 +17,7 @@ _SIDES = ("q", "k")
 
 
 class Packing(NamedTuple):
-    """Where a packed batch's sequences begin and end, and the maximum lengths."""
+    """Where the sequences of a packed batch begin and end, and their maximum lengths."""
 
     cu_seqlens_q: TensorView
     cu_seqlens_k: TensorView
@@ -46,9 +46,9 @@ def check_packing(
     have shape (total, heads, d).
 
     On the host the offsets are read, and checked if ``check_contents``. Offsets on a device are
-    read only if a max_seqlen is missing; reading them waits for the device once. With a k_begin,
-    which may point anywhere in k, a missing max_seqlen_k defaults to k's total. With both k_begin
-    and seqused_k, cu_seqlens_k may be missing.
+    read only if a max_seqlen is missing; reading them waits for the device once. If k_begin is
+    given, it may point anywhere in k, so a missing max_seqlen_k defaults to the total number of
+    keys. With both k_begin and seqused_k, cu_seqlens_k may be missing.
 
     Raises ArgumentError when only one of cu_seqlens_q and cu_seqlens_k is given, or a max_seqlen
     without them. Also raised for offsets of a wrong dtype, device or length, and for offsets that
@@ -63,8 +63,8 @@ def check_packing(
     has_offsets_k = offsets_k is not None or not by_range or options.seqused_k is None
     offsets = (
         _view_offsets("q", options.cu_seqlens_q, q),
-        # Kernels always read k's offsets, but with both k_begin and seqused_k the values have no
-        # effect.
+        # Kernels always read k's offsets, but if both k_begin and seqused_k are given, the offsets'
+        # values have no effect.
         _view_offsets("k", offsets_k if has_offsets_k else options.cu_seqlens_q, q),
     )
     batch, batch_k = (view.shape[0] - 1 for view in offsets)

@@ -39,9 +39,9 @@ def choose_target(
 
     Without `arch`, the target is the first GPU of this machine. Without a GPU, the target is the
     first known GPU that runs all `configs`, in the emulator: the A100, unless `configs` include
-    wgmma kernels. An `arch` ('sm_90', '90', 'H200') that is not the GPU's own is emulated, because
-    machine code for one architecture does not run on another. `emulate` always selects the
-    emulator.
+    wgmma kernels. If `arch` ('sm_90', '90', 'H200') is not the architecture of this machine's GPU,
+    it is emulated, because machine code for one architecture does not run on another. `emulate`
+    always selects the emulator.
 
     Raises ArgumentError for an unknown arch.
     """

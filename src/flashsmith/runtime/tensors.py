@@ -132,15 +132,15 @@ def _element_range(shape: tuple[int, ...], strides: tuple[int, ...]) -> tuple[in
 
 
 def share_memory(a: TensorView, b: TensorView) -> bool:
-    """Whether at least one byte belongs to elements of both tensors. Slices that only interleave
-    share no byte."""
+    """Whether the two tensors have elements that share at least one byte. Slices that interleave
+    without overlapping share no byte."""
     if a.device != b.device or 0 in a.shape or 0 in b.shape:
         return False
     a_first, a_end = byte_range(a)
     b_first, b_end = byte_range(b)
     if a_end <= b_first or b_end <= a_first:
         return False
-    # NumPy computes this from addresses and strides, without reading the memory.
+    # NumPy decides this from addresses and strides, without reading the memory.
     return bool(np.shares_memory(_as_array(a), _as_array(b)))
 
 

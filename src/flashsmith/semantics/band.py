@@ -1,4 +1,4 @@
-"""Bands: masks with which the row of index i sees the keys from i - left to i + right."""
+"""Bands: masks under which row i sees the keys from i - left to i + right."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from typing import NamedTuple
 from flashsmith.semantics.program import K, Q
 from flashsmith.semantics.typed import BOOL, INT, Typed
 
-# A sum with a larger constant may overflow an int32, so that a mask with this sum is not a band.
+# Sums with a larger constant may overflow an int32, so masks that contain one are not treated as
+# bands.
 _MOST = 2**28
 
 
@@ -29,8 +30,8 @@ class _Linear(NamedTuple):
 
 
 class Band(NamedTuple):
-    """The limits of a band: ``left`` and ``right`` have sums of a call's numbers, and the smallest
-    sum on a side is that side's limit. A side without sums has no limit."""
+    """The limits of a band. ``left`` and ``right`` are lists of linear sums of a call's numbers;
+    the smallest sum in a list is the limit on that side. A side with an empty list has no limit."""
 
     left: tuple[_Linear, ...]
     right: tuple[_Linear, ...]
@@ -52,8 +53,9 @@ class Band(NamedTuple):
 def band_of(mask: Typed) -> Band | None:
     """The band that equals a mask for any lengths and numbers; None if no such band is known.
 
-    Recognises conjunctions of two kinds of comparisons: of sums of q, k and int numbers in which q
-    and k have the factors 1 and -1, and of abs(q - k).
+    Recognises conjunctions of two kinds of comparisons: those of sums that contain q and k once
+    each, with opposite signs, and otherwise only int numbers; and those of the absolute value of
+    such a sum with int numbers.
     """
     left: list[_Linear] = []
     right: list[_Linear] = []
@@ -93,8 +95,8 @@ def _both_signs(it: Typed) -> list[_Linear | None]:
 
 
 def _side(low: _Linear | None, high: Typed, strict: int) -> tuple[str, _Linear] | None:
-    """The side and the limit that low <= high expresses, or low < high if ``strict`` is 1; None if
-    it expresses no limit."""
+    """The side and the limit that low <= high expresses (or low < high, if ``strict`` is 1); None
+    if the comparison expresses no limit."""
     own = _linear(high)
     if low is None or own is None:
         return None

@@ -13,8 +13,9 @@ _PREFIX = "cache_"
 class CacheFormat(IntEnum):
     """The elements of a KV cache; the C++ side has the same numbers and names.
 
-    PLAIN: q's dtype, without scales. SCALED: q's dtype, with scales. E4M3, E5M2: 8-bit floats, with
-    scales.
+    PLAIN: q's dtype, without scales.
+    SCALED: q's dtype, with scales.
+    E4M3, E5M2: 8-bit floats, with scales.
     """
 
     PLAIN = 0
@@ -24,7 +25,7 @@ class CacheFormat(IntEnum):
 
     @property
     def numpy_name(self) -> str:
-        """The name that NumPy (with ml_dtypes) and PyTorch give the dtype; '' if it is q's."""
+        """The dtype's name in NumPy (with ml_dtypes) and PyTorch; '' if the cache has q's dtype."""
         return _NUMPY_NAMES.get(self, "")
 
     @property
@@ -44,7 +45,7 @@ class CacheFormat(IntEnum):
 
     @classmethod
     def of_word(cls, word: str) -> CacheFormat | None:
-        """The format for a word of a problem string; None for other words."""
+        """The format that a word of a problem string names; None if the word names no format."""
         return next((it for it in cls if it and it.word == word), None)
 
     @classmethod
@@ -54,7 +55,8 @@ class CacheFormat(IntEnum):
 
     @classmethod
     def parse(cls, value: object) -> CacheFormat:
-        """The format for a label; '' is plain. Raises ArgumentError for anything else."""
+        """The format with this label; the label '' means plain. Raises ArgumentError for anything
+        else."""
         named = (value.upper() or "PLAIN") if isinstance(value, str) else ""
         if named in cls.__members__:
             return cls[named]

@@ -1,4 +1,4 @@
-"""Semantics: what is fixed at compile time about a kernel's computation."""
+"""Semantics: the properties of a kernel's computation that are fixed at compile time."""
 
 from __future__ import annotations
 
@@ -91,10 +91,11 @@ class Semantics:
         return mask + flags + [str(self.program)] * bool(self.program)
 
     def to_json(self) -> dict[str, Any]:
-        """The fields, for files and keys; Semantics(**fields) reads them in any process.
+        """The fields as a dict, for files and keys, from which Semantics(**fields) restores the
+        object in any process.
 
-        Without a program, the field ``program`` is left out, so that older libraries keep their
-        keys.
+        If there is no program, the field ``program`` is left out, so that older libraries keep
+        their keys.
         """
         fields = asdict(self)
         if self.caller_program is None:

@@ -61,7 +61,8 @@ def _mask_functions(mask: Mask) -> str:
     """C++ functions for the first and last key that a row sees, and for the first and last row that
     see a key.
 
-    If the mask does not limit that end, the function returns an index outside of any sequence.
+    For an end that the mask does not limit, the function returns an index that is outside of any
+    sequence.
     """
     ends = (
         ("first_key", "position", mask.first, -UNLIMITED),
@@ -99,7 +100,8 @@ def _score_functions(score: Score) -> str:
     if score.is_plain:
         change = "score"
     elif score.function is apply("tanh", ARGUMENT):
-        # The host combines the scale, the cap and the 2 log2(e) of e^2x in one argument.
+        # The host multiplies the scale, 1 / cap and the 2 log2(e) that e^2x needs into one
+        # argument.
         change = "tanh_of_2log2e(__fmul_rn(score, argument))"
     else:
         raise ArgumentError(

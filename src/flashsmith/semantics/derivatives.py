@@ -23,8 +23,8 @@ def derivative(
     """The derivative of a float expression with respect to ``of``, a symbol or a read.
 
     Points without a derivative get PyTorch's value: 0 for abs at 0, half to each operand for the
-    minimum and the maximum of equal values, 1 at the ends of a clamp, 0 at steps. Factors that are
-    ``is_uniform`` are multiplied with each other first.
+    minimum and the maximum of equal values, 1 at the ends of a clamp, 0 at steps. Factors for which
+    ``is_uniform`` returns true are multiplied with each other first.
     """
     slopes: dict[Typed, Typed | None] = {}
     for it in expression.parts():

@@ -1,4 +1,4 @@
-"""Counts the query-key pairs that a head computes, on which the number of FLOP is based."""
+"""Counts the query-key pairs that a head computes; the FLOP count is based on this number."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def visible_pairs(sizes: Sizes) -> int:
 def pairs_in_window(seq_q: int, seq_k: int, left: int) -> int:
     """The number of pairs of one head if every query sees its own key and the ``left`` keys before
     it."""
-    first = max(0, seq_k - seq_q)  # the own key of the first query that has one
+    first = max(0, seq_k - seq_q)  # own key of the first query that has one
     queries = seq_k - first
-    short = max(0, min(left, seq_k) - first)  # queries with fewer than ``left`` keys before theirs
+    short = max(0, min(left, seq_k) - first)  # queries with fewer than ``left`` keys before them
     return short * (2 * first + short + 1) // 2 + (queries - short) * (left + 1)

@@ -12,14 +12,16 @@ from flashsmith.semantics.typed import INT, Typed, apply, read, typed_symbol
 
 @dataclass(frozen=True)
 class KeyRead:
-    """A read with one index that is a sum of the key and others, perhaps clamped.
+    """A read one of whose indices is a sum, possibly clamped, of the key and terms that do not
+    depend on the key.
 
     read: the read.
-    dim: the dimension that the key indexes; no other index depends on the key.
+    dim: the dimension whose index depends on the key; no other index does.
     index: the index of that dimension.
-    unclamped: the index without its clamps, a sum of q, k and ints that depend on neither. If the
-        index of the first and the last of consecutive keys equals this, no key between them is
-        clamped. If both have the same index, all keys between them have it.
+    unclamped: the index without its clamps, a sum of q, k and ints that depend on neither. For a
+        run of consecutive keys: if no clamp changes the index of the first and of the last key,
+        none changes any index between them; if both have the same index, all keys between them have
+        it.
     """
 
     read: Typed
@@ -40,8 +42,8 @@ def key_reads(root: Typed | None) -> list[KeyRead]:
 
 
 def with_symbols(root: Typed, reads: list[KeyRead]) -> tuple[Typed, dict[Typed, KeyRead]]:
-    """Replaces the index of each key read by a symbol. Returns the new expression, and the key read
-    for which each symbol stands."""
+    """Replaces the index of each key read by a symbol. Returns the new expression, and a dict from
+    each symbol to its key read."""
     symbols = {typed_symbol(f"along{i}", INT): it for i, it in enumerate(reads)}
     others = {}
     for symbol, it in symbols.items():
@@ -63,7 +65,7 @@ def _key_read(it: Typed) -> KeyRead | None:
     return KeyRead(it, dim, index, unclamped)
 
 
-# The factors of q and k in an index with which consecutive keys read consecutive elements.
+# The factors of q and k in the indices that make consecutive keys read consecutive elements.
 _ALONG_KEYS = [(q, k) for q in (-1, 0, 1) for k in (-1, 1)]
 
 
@@ -74,7 +76,7 @@ def _unclamped(it: Typed) -> Typed | None:
     if it.function in ("minimum", "maximum"):
         return _without_bound(it.arguments)
     if it.function == "where":
-        # A clamp is a choice between a bound and the value that is compared with it.
+        # A clamp selects a bound or the value that is compared with the bound.
         condition, *values = it.arguments
         is_clamp = condition.function == "less" and set(condition.arguments) == set(values)
         return _without_bound(values) if is_clamp else None

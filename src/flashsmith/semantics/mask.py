@@ -26,11 +26,12 @@ UNLIMITED = 2**30
 class Mask(str):
     """Which keys a row sees: an interval whose ends do not decrease from row to row.
 
-    A Mask is a str: its name, which it also equals. Problem strings, tables and rows contain the
+    A Mask is a str, namely its name, so it compares equal to its name. Problem strings, tables and
+        rows contain the
     name.
 
     Args:
-        name: its word in problem strings, a Python identifier.
+        name: the word for the mask in problem strings, a Python identifier.
         first, last: the first and the last key that a row sees, as expressions of POSITION and the
             limits LEFT and RIGHT. None means the sequence's first or last key.
         first_row, last_row: the positions of the first and the last row that see a key, as
@@ -101,14 +102,14 @@ class Mask(str):
 
     @property
     def is_triangular(self) -> bool:
-        """Whether each row sees all keys of the previous row, and more: then half of all pairs are
-        visible."""
+        """Whether each row sees all keys of the previous row and more, so that about half of all
+        pairs are visible."""
         return self.hides_later and not self.hides_earlier
 
     @property
     def takes_limits(self) -> bool:
-        """Whether calls pass limits for the mask: how many keys before and after its own key a row
-        sees."""
+        """Whether calls pass limits for the mask, which say how many keys before and after its own
+        key a row sees."""
         ends = (end for end in (self.first, self.last) if end is not None)
         return any(limit.operands[0] in end.symbols() for end in ends for limit in LIMITS)
 
@@ -135,7 +136,7 @@ class Mask(str):
     def sees(
         self, position: Any, key: Any, left: int = UNLIMITED, right: int = UNLIMITED, xp: Any = None
     ) -> Any:
-        """Whether rows at these positions see these keys: bools or, with ``xp``, arrays."""
+        """Whether rows at these positions see these keys: a bool or, with ``xp``, an array."""
         values = {"position": position, "left": left, "right": right}
         seen = key == key
         if self.first is not None:
@@ -190,8 +191,8 @@ def register_mask(mask: Mask) -> Mask:
 def mask_named(mask: str) -> Mask:
     """The given Mask, which is registered first if it is new, or the known Mask of that name.
 
-    Masks equal their names, and kernels are stored under them, so two masks of one name could not
-    be distinguished.
+    A mask is equal to its name, and kernels are stored under that name, so two masks of the same
+    name could not be distinguished.
 
     Raises:
         ArgumentError: no mask has the name, or another Mask has it.

@@ -1,4 +1,5 @@
-"""Programs, as values: a score function and a mask function that kernels compute per element."""
+"""Programs, as values. A program has a score function and a mask function, which kernels compute
+for each element."""
 
 from __future__ import annotations
 
@@ -28,7 +29,8 @@ _EXACT = "exact\n"
 
 
 def is_uniform(it: Typed) -> bool:
-    """Whether the value is the same in the whole call: an expression of numbers and constants."""
+    """Whether the value is the same in the whole call, because the expression has only numbers and
+    constants."""
     varying = (SCORE, *INDICES)
     return all(part not in varying and part.function != "read" for part in it.parts())
 
@@ -58,12 +60,13 @@ class Program(str):
     score: the score that enters the softmax, an expression of SCORE (scaled, in natural units), the
         INDICES, numbers and reads; None leaves scores as they are.
     mask: whether the row q sees the key k; None hides none.
-    own_slope: the derivative of the score function with respect to something else than SCORE; None
-        in programs of attention. Kernels of such a program sum that gradient.
-    is_exact: whether kernels round each operation separately, at any place in a tile, so that
-        scores have the same bits in all kernels.
-    reads: the tensors, named 'read0', 'read1', ... in the order in which the text has them.
-    numbers: the numbers of a call, named 'number0', ... in that order.
+    own_slope: a derivative of the score function with respect to something other than SCORE, for
+        programs whose kernels sum that gradient; None in programs of attention.
+    is_exact: whether kernels round each operation separately, wherever the score is in a tile, so
+        that scores have the same bits in all kernels.
+    reads: the tensors, named 'read0', 'read1', ... in the order in which they occur in the text.
+    numbers: the numbers of a call, named 'number0', ... in the order in which they occur in the
+        text.
     """
 
     __slots__ = ("is_exact", "mask", "numbers", "own_slope", "reads", "score", "text")
@@ -95,8 +98,8 @@ class Program(str):
 
     @property
     def dims_by_key(self) -> frozenset[tuple[str, int]]:
-        """The dimensions of tensors whose indices depend on the key: kernels read their strides as
-        int32."""
+        """The dimensions, of the tensors that are read, whose index depends on the key; kernels
+        read the strides of these dimensions as int32."""
         return frozenset(
             (it.operands[0], dim)
             for it in all_parts([self.score, self.mask, self.own_slope])
@@ -121,9 +124,10 @@ class Program(str):
 
 
 class BoundProgram(NamedTuple):
-    """A program with the tensors and numbers of one call, in the program's order.
+    """A program with the tensors and numbers of one call, in the order of the program's ``reads``
+    and ``numbers``.
 
-    names: the tensors' names in messages.
+    names: the tensors' names for messages.
     """
 
     program: Program
@@ -133,8 +137,7 @@ class BoundProgram(NamedTuple):
 
 
 class Renamed(NamedTuple):
-    """A program, and the original names of its reads and numbers, in the order in which the program
-    has them."""
+    """A program, and the original names of its reads and numbers, in the program's order."""
 
     program: Program
     reads: tuple[str, ...]
@@ -215,7 +218,7 @@ def _renamed(root: Typed, names: Mapping[str, str], others: dict[Typed, Typed]) 
 
 
 def parse_program(text: str) -> Program:
-    """The program whose ``text`` is this. Raises ArgumentError for any other text."""
+    """The program with this ``text``. Raises ArgumentError for any other text."""
     is_exact = text.startswith(_EXACT)
     roots = parse_canonical(text.removeprefix(_EXACT))
     if not roots.keys() & {"score", "mask"} or not roots.keys() <= {"score", "mask", "slope"}:
@@ -262,7 +265,7 @@ def known_programs() -> tuple[Program, ...]:
 
 
 def program_named(program: str) -> Program | str:
-    """The Program that is given, or known by that name, or has that text; '' for ''.
+    """A Program unchanged, or the program that has the given name or text; '' for ''.
 
     Raises ArgumentError for any other text.
     """

@@ -32,7 +32,7 @@ _ELEMENTS = {
     "float32": "float",
 }
 _INDEX_ARGUMENTS = "int b, int h, Place row, Place key, int seq_q, int seq_k"
-# Arguments that a generated function computes at the place where it needs them.
+# Values that a generated function computes itself, at the place where it needs them.
 _LOCALS = {
     "score": "const float score = {score};",
     "q": "const int q = row.base + row.column;",
@@ -86,8 +86,8 @@ def _defined(head: str, lines: list[str]) -> str:
 
 
 def _change(program: Program, along: list[KeyRead]) -> str:
-    """The C++ of the score function. With key reads, the function is a template, whose parameter
-    says what is known about the indices of these reads."""
+    """The C++ of the score function. If there are key reads, the function is a template, and its
+    parameter says what is known about the indices of these reads."""
     if program.score is None or not along:
         return _function("float", "change", program, program.score, "raw * args.scale")
     root, symbols = with_symbols(program.score, along)
@@ -159,8 +159,8 @@ class _Printer(CudaPrinter):
         return f"program::{it.function}({', '.join(parts)})"
 
     def _float(self, it: Typed, parts: list[str]) -> str | None:
-        """The C++ of a float operator that has a faster form than the function of its name; None
-        for other operators."""
+        """The C++ of a float operator for which there is a faster form than calling the function
+        named after it; None for other operators."""
         if it.function == "tanh":
             product, factor = self._product(it.arguments[0], _TWICE_LOG2_E)
             return f"tanh_of_2log2e({self._times(product, factor)})"
@@ -174,15 +174,15 @@ class _Printer(CudaPrinter):
         return None
 
     def _factor_of(self, it: Typed) -> tuple[Typed, str] | None:
-        """For a product with, or a quotient by, a value that is the same in the whole call: the
-        other operand, and the C++ of the factor. None for anything else."""
+        """If the expression is a product with, or a quotient by, a value that is the same in the
+        whole call, the other operand and the C++ of the factor; otherwise None."""
         if it.function == "multiply":
             for one, other in (it.arguments, it.arguments[::-1]):
                 if is_uniform(other) and not is_uniform(one):
                     return one, self._texts[other]
         if it.function == "divide" and is_uniform(it.arguments[1]):
             one, other = it.arguments
-            # A division takes about ten instructions. The product with the inverse is quicker, but
+            # A division takes about ten instructions. Multiplying by the inverse is faster, but
             # rounds once more.
             is_constant = other.function == "constant"
             return one, _reciprocal(
@@ -191,8 +191,8 @@ class _Printer(CudaPrinter):
         return None
 
     def _product(self, it: Typed, *more: Typed) -> tuple[str, str]:
-        """The product of a value and constants: the C++ of the varying part, and the C++ of one
-        factor, which the compiled code computes once per thread."""
+        """The product of a value and the constants ``more``, as two C++ expressions: the varying
+        part, and one factor, which the compiled code computes once per thread."""
         factors = [literal(factor) for factor in more]
         found = self._factor_of(it) if it.function in ("multiply", "divide") else None
         if found is not None:
@@ -241,7 +241,8 @@ class _Printer(CudaPrinter):
 
     def _step(self, it: Typed) -> str | None:
         """The C++ for a sum of q and k, as a float, times a value that does not depend on the key.
-        It is a product that many elements share, plus a product with a constant."""
+        The C++ adds two products: one that many elements share, and one with a compile-time
+        constant."""
         for one, other in (it.arguments, it.arguments[::-1]):
             if one.function == "cast" and K not in other.parts() and SCORE not in other.parts():
                 parts = self._parts_of_sum(one, one.arguments[0])
@@ -251,8 +252,8 @@ class _Printer(CudaPrinter):
         return None
 
     def _split_cast(self, it: Typed) -> str | None:
-        """The C++ for a sum of q and k as a float. It is the value at the tile's own indices,
-        which many elements share, plus the remainder, which is a constant for the compiler."""
+        """The C++ for a sum of q and k as a float. The C++ adds the value at the tile's first
+        indices, which many elements share, and the remainder, which is a compile-time constant."""
         (inner,) = it.arguments
         is_abs = inner.function == "abs"
         parts = self._parts_of_sum(it, inner.arguments[0] if is_abs else inner)
@@ -272,7 +273,7 @@ class _Printer(CudaPrinter):
         return base, f"program::cast<float>({_columns(factors)})"
 
     def _base(self, it: Typed) -> str:
-        """The value of a sum at the tile's own indices."""
+        """The value of a sum at the indices of the tile."""
         if it is Q:
             return "row.base"
         if it is K:
@@ -283,8 +284,8 @@ class _Printer(CudaPrinter):
 
 
 class _ExactPrinter(_Printer):
-    """Prints a function whose value does not depend on where a key is in a tile, nor on what the
-    compiler fuses: each operation of floats names its rounding."""
+    """Prints a function whose value depends neither on where a key is in a tile nor on what the
+    compiler fuses, because each float operation names its rounding mode."""
 
     def _times(self, a: str, b: str) -> str:
         return f"__fmul_rn({a}, {b})"
@@ -312,8 +313,8 @@ _ROUNDED = {
 
 
 def _columns(factors: tuple[int, int]) -> str:
-    """The C++ for the part that a tile's column offsets add to a sum with these factors of q and
-    k."""
+    """The C++ of the amount that an element's offsets within its tile add to a sum with these
+    factors of q and k."""
     return " + ".join(
         f"({factor}) * {name}.column"
         for factor, name in zip(factors, ("row", "key"), strict=True)

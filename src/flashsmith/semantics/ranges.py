@@ -77,8 +77,8 @@ def factor_of(symbol: Typed, it: Typed) -> int | None:
 
 
 def keys_alike(mask: Typed | None) -> int:
-    """The largest number that divides every key at which the mask may change from one key to the
-    next, such as the block size of a table of blocks. 1 if nothing is known."""
+    """The largest number that divides every key index at which the mask may differ from the mask at
+    the previous key, such as the block size of a block mask; 1 if nothing is known."""
     found = 0
     for it in () if mask is None else mask.parts():
         if K not in it.arguments:
@@ -93,8 +93,8 @@ def keys_alike(mask: Typed | None) -> int:
 
 
 def number_expressions(roots: Iterable[Typed], dtypes: Collection[str]) -> list[Typed]:
-    """The largest parts of these types that depend on nothing but numbers. Parts that are just a
-    number are left out."""
+    """The largest subexpressions of these types that depend only on numbers of the call.
+    Subexpressions that are just a number are left out."""
     found: dict[Typed, None] = {}
     for root in roots:
         for it in root.parts():
@@ -108,7 +108,7 @@ def number_expressions(roots: Iterable[Typed], dtypes: Collection[str]) -> list[
 def with_products(root: Typed) -> Typed:
     """The expression with two changes for kernels.
 
-    A quotient by an expression of numbers becomes a product with the inverse. A square of a
+    Division by an expression of numbers becomes multiplication by its inverse. A square of a
     distance, (q - k) * (q - k), that is converted to float is computed in float, because an int32
     square would wrap around from a distance of 46,341 on.
     """

@@ -1,4 +1,4 @@
-"""Scores, as values: each describes how a scaled score changes before the softmax."""
+"""Scores, as values. A Score describes how a scaled score is changed before the softmax."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Score:
     """A change of scores before the softmax, to factor * function(score / factor).
 
     function: an expression of ARGUMENT.
-    factor: an expression of the numbers that a call gives, such as a softcap; the host multiplies
+    factor: an expression of the numbers that a call passes, such as a softcap; the host multiplies
         log2(e) by it once per call.
 
     Raises:
@@ -53,7 +53,7 @@ class Score:
 
     @property
     def numbers(self) -> tuple[str, ...]:
-        """The names of the numbers that a call gives."""
+        """The names of the numbers that a call passes."""
         return self.factor.symbols()
 
     @property

@@ -42,7 +42,7 @@ class REQUIRED:
 class Argument(NamedTuple):
     """One argument of the attention functions.
 
-    ``kind`` is its type as the public functions annotate it. ``op`` is its type in the schema of a
+    ``kind`` is its type annotation in the public functions. ``op`` is its type in the schema of a
     PyTorch op; '' means that no op has the argument. A schema has two arguments for a window: the
     left limit and the right limit.
     """
@@ -54,7 +54,7 @@ class Argument(NamedTuple):
 
     @property
     def is_tensor(self) -> bool:
-        """Whether the argument is, or may be, a tensor of the call and not an option."""
+        """Whether the argument is, or may be, a tensor of the call instead of an option."""
         return "Array" in self.kind
 
     def in_schema(self, default: Any) -> str:
@@ -99,7 +99,7 @@ _ARGUMENTS = (
     Argument("k_scale", _SCALES, op="Tensor?"),
     Argument("v_scale", _SCALES, op="Tensor?"),
     Argument("split", "str", "invariant", "str"),
-    # This argument determines what the bits of a row may depend on.
+    # What the bits of a row may depend on.
     Argument("bits", "str | None", None, "str?"),
     # For gradients.
     Argument("dlse", _TENSOR, op="Tensor?"),
@@ -249,7 +249,8 @@ class MaskLimits(NamedTuple):
 
     @property
     def window_keys(self) -> int:
-        """The class of the window, as in Problem.window_keys; 0 if there is no window."""
+        """The class of the window, which is the value for Problem.window_keys; 0 if there is no
+        window."""
         return window_class(self.left, self.right) if self.kind == "window" else 0
 
 
@@ -383,8 +384,8 @@ def check_softcap(softcap: Any, scale: float) -> float:
 
 
 def check_k_scale(k_scale: float, scale: float, softcap: float) -> None:
-    """Raises ArgumentError unless the scale of the scores times the scale of the keys is a scale
-    that check_scale() and check_softcap() accept."""
+    """Raises ArgumentError unless check_scale() and check_softcap() accept the product of the
+    scores' scale and the keys' scale."""
     factor = scale * k_scale / (softcap or 1.0)
     if not MIN_SCALE <= factor <= (MAX_SCALE / 4 if softcap else MAX_UNCAPPED_SCALE):
         raise ArgumentError(

@@ -1,4 +1,5 @@
-"""Sizes: the part of a Problem that an operation uses, as a protocol to avoid an import cycle."""
+"""Sizes: the part of a Problem that an operation uses. It is a protocol, which avoids an import
+cycle."""
 
 from __future__ import annotations
 
@@ -19,11 +20,11 @@ PAGE = re.compile(r"page(\d+)", re.ASCII)
 WINDOW_KEYS = re.compile(r"window_(\d+)", re.ASCII)
 # Smaller windows take as long as this one, because a tile has this many keys.
 SMALLEST_WINDOW = 64
-# Words for problems that do not need all of dq, dk and dv.
+# The words of problem strings for problems that need only some of dq, dk and dv.
 ONLY_DQ, NO_DQ = GRADIENT_WORDS = ("only_dq", "no_dq")
 
-# The word for problems whose rows must be summed in one fixed order, so that all kernels give the
-# same bits.
+# The word of problem strings for problems whose rows must be summed in one fixed order, so that all
+# kernels give the same bits.
 CANONICAL = "canonical"
 FREE = "free"
 
@@ -32,8 +33,8 @@ def window_class(left: int, right: int) -> int:
     """The class of a window: the power of two nearest to the number of keys that a row sees in
     addition to its own.
 
-    The class is at least SMALLEST_WINDOW. If one side has no limit, the class is 0, which means any
-    window.
+    The class is at least SMALLEST_WINDOW. The class is 0, which means any window, if the window has
+    no limit on one side.
     """
     if max(left, right) >= UNLIMITED:
         return 0

@@ -45,7 +45,7 @@ READABLE = {
     "bfloat16": FLOAT,
     "float32": FLOAT,
 }
-# A longer formula would not help the reader of a message.
+# A longer formula would not help the reader of an error message.
 _MOST_PARTS = 200
 
 
@@ -121,11 +121,11 @@ class Typed:
     ) -> Any:
         """The value: float64 for floats, two's complement of the type's width for ints.
 
-        ``values`` gives numbers or arrays for the symbols, ``tensors`` arrays for the tensors that
-        the expression reads; arrays broadcast. ``xp`` is numpy or torch; None means numpy. With
-        ``exact=False``, arrays are computed in their own types, such as float32, and numbers stay
-        Python's, which functions inside another program need, such as FlexAttention's. Casts and
-        reads are exact even then.
+        ``values`` has a number or an array for each symbol, and ``tensors`` an array for each
+        tensor that the expression reads; arrays broadcast. ``xp`` is numpy or torch; None means
+        numpy. With ``exact=False``, arrays are computed in their own types, such as float32, and
+        numbers stay Python numbers. Functions that run inside another program, such as
+        FlexAttention's kernel, need this. Casts and reads are exact in both cases.
 
         Raises ArgumentError for a symbol or a tensor without a value.
         """
@@ -228,7 +228,8 @@ class Typed:
         return apply("less_equal", other, self)
 
     def equals(self, other: Typed | Value) -> Typed:
-        """Whether the values are equal. '==' compares expressions, not values."""
+        """Whether the values are equal. '==' compares the expressions themselves, not their
+        values."""
         return apply("equal", self, other)
 
 
@@ -258,7 +259,7 @@ def _node(function: str, operands: tuple[Any, ...], dtype: str) -> Typed:
 
 
 def typed_symbol(name: str, dtype: str) -> Typed:
-    """A value that is known only when the expression is computed."""
+    """A symbol: a value that is known only when the expression is evaluated."""
     return _node("symbol", (name,), dtype)
 
 
@@ -288,7 +289,7 @@ def typed_constant(value: Value, dtype: str | None = None) -> Typed:
 
 
 def wrapped(value: int, bits: int = 32) -> int:
-    """The int that two's complement arithmetic of this width gives."""
+    """The int, wrapped to this width as in two's complement arithmetic."""
     half = 1 << (bits - 1)
     return (value + half) % (2 * half) - half
 
@@ -384,7 +385,7 @@ def apply(function: str, *operands: Typed | Value) -> Typed:
 
 
 def _order(it: Typed) -> tuple[bool, str]:
-    """The sort key of an operand of a commutative operator, by which constants come last."""
+    """The sort key for the operands of a commutative operator; it puts constants last."""
     return it.function == "constant", ""
 
 

@@ -1,4 +1,4 @@
-"""CUDA C++ for typed expressions: statements that define the parts, and an expression for the
+"""CUDA C++ for typed expressions: statements that define subexpressions, and an expression for the
 value."""
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _FUNCTIONS = {"minimum": "min", "maximum": "max"}
 
 
 class CudaPrinter:
-    """Prints the body of one function, with the operators that C++ itself has.
+    """Prints the body of one function, using only operators that C++ itself has.
 
     Symbols keep their names in C++. Ints must not overflow.
     """
@@ -70,7 +70,7 @@ class CudaPrinter:
 
     def _constant(self, it: Typed) -> str:
         (value,) = it.operands
-        # The keys of libraries contain this text, in which 1.0 has always been '1'.
+        # The keys of libraries contain this string, and older keys have '1' for 1.0.
         return str(int(value)) if it.dtype == FLOAT and value in (0, 1) else literal(it)
 
     def _operator(self, it: Typed, parts: list[str]) -> str:

@@ -12,7 +12,8 @@ from flashsmith.semantics.typed import DTYPES, READABLE, Typed, _node
 
 
 def canonical(roots: Mapping[str, Typed]) -> str:
-    """A string equal for equal graphs: one line for each part, then one for each root."""
+    """A string that is the same for equal graphs: one line for each part, then one line for each
+    root."""
     places: dict[Typed, int] = {}
     lines = []
     for root in roots.values():
@@ -34,7 +35,7 @@ _ROOT = re.compile(r"([a-z]+) = %(\d+)")
 
 
 def parse_canonical(text: str) -> dict[str, Typed]:
-    """The roots that canonical() wrote. Raises ArgumentError for any other text."""
+    """The roots of a string that canonical() wrote. Raises ArgumentError for any other text."""
     parts: list[Typed] = []
     roots: dict[str, Typed] = {}
     try:

@@ -32,9 +32,9 @@ def evaluated(
     *,
     exact: bool,
 ) -> Any:
-    """The value of the last of ``parts``. Each part must come after the parts of which it consists.
+    """The value of the last of ``parts``. Each part must come after its own operands.
 
-    Typed.evaluate() says what the arguments mean.
+    The other arguments are those of Typed.evaluate().
     """
     xp = import_module("numpy") if xp is None else xp
     value = _exact_value if exact else _plain_value
@@ -46,7 +46,7 @@ def evaluated(
 
 
 def computed(function: str, constants: Sequence[tuple[Any, str]]) -> Any:
-    """The operator's value for constants, each with its type, as a Python number."""
+    """The operator's value for constants that are given with their types, as a Python number."""
     xp = import_module("numpy")
     with xp.errstate(all="ignore"):
         found = [_as_dtype(value, dtype, xp) for value, dtype in constants]

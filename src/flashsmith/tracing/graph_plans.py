@@ -31,9 +31,13 @@ Roots = tuple[Root, Root, Root, Root]
 
 
 class GraphPlan(NamedTuple):
-    """text: the program and the names of its numbers. reads, ints, floats: the paths to captured
-    tensors and numbers. frozen: paths to numbers that are compiled in, with their values. others:
-    paths to the other values on which the program depends."""
+    """A program that was traced in a PyTorch graph, and where its functions hold captured values.
+
+    text: the program and the names of its numbers.
+    reads, ints, floats: the paths to captured tensors and numbers.
+    frozen: paths to numbers that are compiled in, with their values.
+    others: paths to the other values on which the program depends.
+    """
 
     text: str
     reads: tuple[Path, ...]

@@ -2,9 +2,9 @@
 
 Each GPU has an actor that runs measurements on it; compilations are Ray tasks.
 
-As in the local executor, the work itself is done in a worker process, to which the actor or task
-passes it. A kernel that crashes or hangs ends only that worker process. So if an actor dies, the
-cause is the cluster and not a kernel.
+As in the local executor, the work itself is done in a worker process, which the actor or task uses.
+A kernel that crashes or hangs ends only that worker process. Therefore, if an actor dies, the cause
+is the cluster and not a kernel.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from flashsmith.tuning.worker import STARTUP_SECONDS, Failure, Worker, WorkerRes
 #: The address that stands for the cluster that this machine belongs to or, if there is none, for
 #: this machine alone.
 ANY_CLUSTER = "auto"
-# How long to wait for an answer from the address. Ray itself would retry for minutes.
+# How long to wait for an answer from the address; Ray itself would retry for minutes.
 _CONNECT_SECONDS = 5.0
 # How long to wait for a GPU that another user of the cluster holds.
 _PATIENCE_SECONDS = 120.0
@@ -50,7 +50,7 @@ _SOURCES = (".py", ".cu", ".cuh", ".cc", ".h")
 @dataclass(frozen=True)
 class Cluster:
     """A cluster for tuning: its executor, its GPUs with their runners, and the number of compile
-    jobs that it can run (``jobs``). ``gpus`` is never empty. ``notes`` name unusable GPUs and
+    jobs that it can run (``jobs``). ``gpus`` is never empty. ``notes`` list unusable GPUs and
     machines, with the reasons."""
 
     executor: RayExecutor
@@ -103,7 +103,7 @@ def connect(address: str, make_runner: Callable[[], Runner]) -> Cluster:
 
 @cache
 def version_here() -> str:
-    """The version of flashsmith and a hash of its sources, as they were when this process started.
+    """The version of flashsmith and a hash of its sources, as of the start of this process.
 
     All machines of a cluster must return the same string.
     """
@@ -183,9 +183,11 @@ def _machines(ray: Any) -> list[dict[str, Any]]:
 
 
 def _check_versions(ray: Any, nodes: list[dict[str, Any]]) -> str:
-    """Raises LaunchError if a machine with cores or GPUs has another version than this machine.
+    """Raises LaunchError if a machine with cores or GPUs has a version of flashsmith that differs
+    from this machine's.
 
-    If a machine is listed but unknown to the scheduler, returns a message about it, otherwise ''.
+    Returns a message about a machine that is listed but unknown to the scheduler, if there is one,
+    otherwise ''.
     """
 
     # A nested function is pickled by value, so it can run on a machine without flashsmith.
@@ -223,7 +225,7 @@ def _check_versions(ray: Any, nodes: list[dict[str, Any]]) -> str:
 def _slots(nodes: Iterable[Mapping[str, Any]]) -> tuple[list[_Slot], int]:
     """The GPUs of all machines, and the number of all cores.
 
-    For each GPU, one core is reserved for timing. No core is reserved on a machine that would then
+    For each GPU, one core is reserved for timing. But no core is reserved if a machine would then
     have none left for compiling, since compilations would wait forever.
     """
     slots, all_cores = list[_Slot](), 0
@@ -291,7 +293,8 @@ class RayExecutor:
         self._version = version_here()
         self._running: dict[Any, WorkerCall] = {}
         self._deadlines: dict[Any, float] = {}
-        # By the key of a library: the Ray object that contains all packed libraries of its batch.
+        # For each library, by its key, the Ray object that contains all packed libraries of the
+        # library's batch.
         self._packed: dict[str, Any] = {}
         self._arriving: dict[WorkerCall, Any] = {}
 
@@ -339,8 +342,8 @@ class RayExecutor:
             slot = self._slots[call.gpu]
             if slot.actor is None:
                 self._start(slot)
-            # If the object were passed directly, Ray would fetch it at once. In a list, it is
-            # passed as a reference, and the actor fetches it when needed.
+            # Ray would fetch the object at once if it were passed directly. In a list, it is passed
+            # as a reference, and the actor fetches it when needed.
             packed = {key: [self._packed[key]] for key in call.libraries if key in self._packed}
             ref = slot.actor.call.remote(
                 call.method, call.arguments, call.seconds, call.fresh, packed
@@ -386,7 +389,8 @@ class RayExecutor:
         return outcome
 
     def close(self, calls: Iterable[WorkerCall] | None = None) -> None:
-        """See Executor. None restores the cluster to the state in which this executor found it."""
+        """See Executor. With None, the cluster is restored to the state in which this executor
+        found it."""
         dropped = set(self._running.values()) if calls is None else set(calls)
         for ref, call in list(self._running.items()):
             if call in dropped:
@@ -485,7 +489,8 @@ def _compile(
 ) -> tuple[WorkerResult, dict[str, bytes]]:
     """Calls a method of a compiler; returns the result, and the libraries that were built, packed.
 
-    Raises RuntimeError if this machine joined with another version than the driver's.
+    Raises RuntimeError if this machine has joined with a version of flashsmith that differs from
+    the driver's.
     """
     if version_here() != version:
         raise RuntimeError(

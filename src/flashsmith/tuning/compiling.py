@@ -17,7 +17,7 @@ Batch = tuple[Build, ...]
 # a batch of MAX_BATCH configs the fixed cost matters little, and the batch is still one shard.
 MAX_BATCH = 10
 _MIN_BATCH = 3
-# After this many lost batches in a row, it is assumed that no machine is left.
+# After this many lost batches in a row, the queue assumes that no machine is left.
 _LOST_ATTEMPTS = 8
 
 
@@ -26,9 +26,9 @@ class CompileQueue:
     one thread only.
 
     If the process of a batch dies or hangs (for `patience` seconds), the batch is split and
-    compiled again, until the build at fault is found. The result of that build is then an error. If
-    a process raises an exception (no compiler, a full disk), no build is at fault, and CompileError
-    is raised here. A batch that was lost together with its machine is compiled on another machine.
+    compiled again, until the build at fault is found; its result is an error. If a process raises
+    an exception (no compiler, a full disk), no build is at fault, and CompileError is raised here.
+    A batch that was lost together with its machine is compiled on another machine.
     """
 
     def __init__(self, compiler: Compiler, executor: Executor, jobs: int, patience: float) -> None:
@@ -104,6 +104,7 @@ class CompileQueue:
 
 
 def _split(group: Sequence[Build], size: int) -> list[Batch]:
-    """Divides a group into batches of about `size` builds, each a sample of the whole group."""
+    """Divides a group into batches of about `size` builds; each batch is a sample of the whole
+    group."""
     n_batches = -(-len(group) // size)
     return [tuple(group[first::n_batches]) for first in range(n_batches)]

@@ -1,4 +1,5 @@
-"""A contribution: a file made from a sweep's results, and the list of results it still lacks."""
+"""A contribution: a file made from a sweep's results, with a list of the results that are still
+missing."""
 
 from __future__ import annotations
 
@@ -18,13 +19,14 @@ from flashsmith.tuning.problems import default_problems
 from flashsmith.tuning.race import RaceState
 from flashsmith.tuning.tune import SweepResult
 
-# The head dimensions that a complete table has, in both dtypes, full and causal.
+# A complete table has these head dimensions, each in both dtypes, full and causal.
 REQUIRED_HEADS = (64, 128)
 BUDGET = "2h"
 
 
 def contributed_problems() -> list[Problem]:
-    """The problems of a contribution: the benchmarks' problems, also with packed sequences."""
+    """The problems of a contribution: the benchmarks' problems, and the same problems with packed
+    sequences."""
     other = (problem for name in ("heads", "packed") for problem in PROBLEM_SETS[name]())
     return list(dict.fromkeys((*default_problems(), *other)))
 

@@ -14,11 +14,12 @@ from flashsmith.tuning.worker import Worker, WorkerResult, wait_for_any
 
 @dataclass(frozen=True, eq=False)
 class WorkerCall:
-    """A call to a method, either of the bench of GPU `gpu`, or of `compiler` in any free process.
+    """A call to a method, either of the bench of GPU `gpu`, or of `compiler`, for which any free
+    process is used.
 
-    seconds: after this time the call counts as hanging. libraries: the keys of the libraries that
-    the call loads. fresh: whether to replace the measuring process of the GPU by a new one before
-    the call.
+    seconds: after this time the call counts as hanging.
+    libraries: the keys of the libraries that the call loads.
+    fresh: whether to replace the GPU's measuring process by a new process before the call.
     """
 
     method: str
@@ -33,7 +34,7 @@ class WorkerCall:
 class Executor(Protocol):
     """Carries out calls: one at a time on each GPU, and any number of compiler calls at once.
 
-    Each call has one result. If the call is to blame for a failure, the kind of the failure is
+    Each call has one result. If the call itself causes a failure, the kind of the failure is
     "crash", "hang" or "error". It is "startup" if the process of the call did not start. It is
     "lost" if the process or machine disappeared for another reason; the call may then be submitted
     again.
@@ -48,7 +49,7 @@ class Executor(Protocol):
     def close(self, calls: Iterable[WorkerCall] | None = None) -> None:
         """Drops the given calls, which then get no result.
 
-        With None, drops all calls and ends every process.
+        None drops all calls and ends every process.
         """
 
 

@@ -1,5 +1,5 @@
-"""The runner for GPUs: nvcc compiles, and GPU 0 of the measuring process checks and times
-kernels."""
+"""The runner for GPUs: compiles kernels with nvcc, and checks and times them on GPU 0 of the
+measuring process."""
 
 from __future__ import annotations
 
@@ -55,8 +55,8 @@ def gpu_runner(device: DeviceSpec, ordinal: int, halving: Halving) -> Runner:
 
 
 def first_gpu_runner(halving: Halving) -> Runner:
-    """A runner for the first GPU that is visible to this process, for example the GPU of an actor
-    of a cluster.
+    """A runner for the first GPU that is visible to this process; in an actor of a cluster, this is
+    the actor's GPU.
 
     Raises LaunchError or ArgumentError if there is no GPU.
     """
@@ -64,7 +64,7 @@ def first_gpu_runner(halving: Halving) -> Runner:
 
 
 class CachedLibraries:
-    """The libraries in the cache of the user."""
+    """The libraries in the user's cache."""
 
     def has(self, library: str) -> bool:
         """See Libraries."""
@@ -87,7 +87,7 @@ def _opened(library: str) -> KernelLibrary:
 
 
 class NvccCompiler:
-    """Compiles batches for a device; the libraries are in the cache of the user."""
+    """Compiles batches for a device; the libraries are stored in the user's cache."""
 
     def __init__(self, device: DeviceSpec) -> None:
         self.device = device
@@ -140,7 +140,7 @@ class GpuBench:
     """
 
     def open(self) -> None:
-        """Initialises the GPU, by PyTorch if installed; this can take a while.
+        """Initialises the GPU, with PyTorch if it is installed; this can take a while.
 
         Raises LaunchError if there is no GPU.
         """
@@ -155,8 +155,8 @@ class GpuBench:
         self._workload(problem)
 
     def prove(self, problem: Problem, build: Build, library: str, thorough: bool) -> Proof:
-        """Checks two heads of the output by the rule of flashsmith.verify: all rows if `thorough`,
-        otherwise some rows.
+        """Checks two heads of the output by flashsmith.verify's tolerance rule: all rows if
+        `thorough`, otherwise some rows.
 
         If an output is wrong, it is checked again with new tensors, since an earlier kernel may
         have written out of bounds.

@@ -1,4 +1,4 @@
-"""Journal: the results of a sweep so far, written to disk before the sweep continues."""
+"""Journal: the results of a sweep so far; each is written to disk before the sweep continues."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from flashsmith.safe_json import UnusableTextError, parse_json
 from flashsmith.tuning.trial import Record
 
 FORMAT = 2
-# Formats that can no longer be read: they have the same field names with other meanings.
+# Formats that can no longer be read, because the same field names had other meanings in them.
 _OLDER_FORMATS = (1,)
 
 

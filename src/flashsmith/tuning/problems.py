@@ -21,7 +21,7 @@ _REFERENCE_ROWS_PER_SM = 8 * 128
 
 
 def default_problems() -> list[Problem]:
-    """The problems of the benchmarks: both dtypes, full and causal.
+    """The problems of the benchmarks, in both dtypes, full and causal.
 
     Problems that use the same compiled kernels are adjacent.
     """
@@ -35,8 +35,8 @@ def default_problems() -> list[Problem]:
 def read_problems(text: str) -> list[Problem]:
     """Reads problems from a file, one per line, or from a string in which ';' separates them.
 
-    Blank lines and everything after '#' are ignored. The name of a problem set of
-    `flashsmith bench` stands for all its problems. Duplicates are removed.
+    Blank lines and everything after '#' are ignored. In place of a problem, the name of a problem
+    set of `flashsmith bench` stands for all problems of the set. Duplicates are removed.
 
     Raises:
         ArgumentError: the file cannot be read, a problem cannot be parsed (the message names the
@@ -79,8 +79,8 @@ def reference_problem(
     times in that race's first rung decide which kernels are tried on `problem`.
 
     It has the same heads, dtype and semantics, and the same ratio of its two lengths. It is so long
-    that the prologue and epilogue of a kernel's loop hardly matter, and it has enough tiles to fill
-    the GPU several times. Returns None if there is no such problem.
+    that the prologue and epilogue of a kernel's loop hardly affect the time, and it has enough
+    tiles to fill the GPU several times. Returns None if there is no such problem.
     """
     alike = [
         other

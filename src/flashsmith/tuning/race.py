@@ -1,8 +1,8 @@
 """A race: finds the fastest of many kernels for a problem by successive halving.
 
 follow() computes the state of a race, and the next measurements, from the known trials.
-It has no state of its own: the same trials give the same answer, in any order. So if a kernel is
-found to be wrong late, the kernels that it displaced come back by themselves.
+It has no state of its own: the same trials give the same result, in any order. Therefore, if a
+kernel is found to be wrong late, the kernels that it had displaced come back automatically.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ from flashsmith.tuning.trial import (
 
 # If a final fails, each of its kernels is timed alone, and then the final is tried once more.
 FINAL_ATTEMPTS = 2
-# A final has at least this many launches per kernel; with fewer, it would rank kernels no better
-# than the rungs do.
+# A final has at least this many launches per kernel; fewer would rank kernels no better than the
+# rungs do.
 MIN_FINAL_LAUNCHES = 3
 #: How long the GPU warms up before steady timing, in milliseconds. Under load, its clock settles at
 #: the power limit.
 STEADY_WARMUP_MS = 100.0
-# These constants are used to estimate the remaining time. The _OTHER_LAUNCHES of a kernel are those
-# for the proof, for loading the kernel, and for estimating its time.
+# These constants are used to estimate the remaining time. _OTHER_LAUNCHES of a kernel are those for
+# checking it, for loading it, and for estimating its time.
 _NOMINAL_FLOP_PER_MS = 3e11
 _OTHER_LAUNCHES = 3
 _OVERHEAD_MS = 10.0
@@ -51,11 +51,13 @@ class Rung:
     """One round of a race, in which each kernel is launched at least `least` times and for at least
     `ms` milliseconds in total.
 
-    Short kernels are thus launched more often: the noise of a launch does not depend on its length,
-    so their times are relatively noisier. margin: a kernel stays, whatever its rank, if its time
-    exceeds the best time by at most this share. steady: whether the GPU is warmed up first. Without
-    the warm-up, kernels that are timed after a pause run at a clock rate that is up to a quarter
-    higher.
+    So short kernels are launched more often. They need this, because the noise of a launch does not
+    depend on its length and is a larger share of a short time.
+
+    margin: a kernel stays, whatever its rank, if its time exceeds the best time by at most this
+        share.
+    steady: whether the GPU is warmed up first. Without the warm-up, kernels that are timed after a
+        pause run at a clock rate that is up to a quarter higher.
     """
 
     least: int
@@ -68,14 +70,14 @@ class Rung:
 class Halving:
     """The rules of a race.
 
-    Each rung keeps 1/eta of the active kernels, but at least `finalists`, and also all kernels
-    within the rung's margin. Then the final times the incumbents and at most `finalists` kernels
-    that are within the margin of the last rung. These kernels are interleaved; each is launched for
-    `final_ms` and at least `final_least` times. A long problem tries only the kernels that would
-    survive the first rung of its reference problem with the margin `entry_margin`. Refinement tries
-    the neighbours of the `leaders` best kernels. If some kernels are not deterministic, the
-    deterministic ones are also ranked separately, since the table needs the best kernel and the
-    best deterministic kernel.
+    Each rung keeps 1/eta of the active kernels, but at least `finalists` of them, and also all
+    kernels within the rung's margin. Then the final times the incumbents and at most `finalists`
+    kernels that are within the margin of the last rung. These kernels are interleaved; each is
+    launched for `final_ms` and at least `final_least` times. For a long problem, only the kernels
+    are tried that would survive the first rung of its reference problem with the margin
+    `entry_margin`. A refinement tries the neighbours of the `leaders` best kernels. If some kernels
+    are not deterministic, the deterministic ones are also ranked separately, since the table needs
+    the best kernel and the best deterministic kernel.
 
     The margins are several times the noise of these few launches, so that noise does not eliminate
     the best kernel.
@@ -97,8 +99,8 @@ class Halving:
             )
 
     def of_few(self) -> Halving:
-        """The rules for a race between a few kernels of about the same speed. There is only one
-        rung, because the final decides."""
+        """The rules for a race between a few kernels of about the same speed. It has only one rung,
+        because the final decides."""
         return replace(self, rungs=self.rungs[:1])
 
     def survivors(self, times: Mapping[str, float], margin: float) -> list[str]:
@@ -114,8 +116,8 @@ class Halving:
         return [name for place, name in enumerate(ranked) if place < kept or name in near]
 
     def final_of(self, times: Mapping[str, float]) -> list[str]:
-        """The kernels that enter the final, fastest first: all kernels that might still be the
-        best."""
+        """The kernels that enter the final, fastest first. These are all kernels that might still
+        be the best."""
         ranked = _ranked(times)
         near = _near_the_best(times, ranked, self.rungs[-1].margin)
         return [name for name in ranked if name in near][: self.finalists]
@@ -137,11 +139,12 @@ DEFAULT_HALVING = Halving()
 class Race:
     """A problem, and the kernels that compete for it.
 
-    builds: the kernels at the beginning. reference: the race for a shorter problem. Kernels that
-    were far behind in the first rung of that race do not take part in this one. After all rungs,
-    neighbours of the best kernels join and run the rungs too; this is done `refinements` times.
+    builds: the kernels at the beginning.
+    reference: the race for a shorter problem. Kernels that were far behind in the first rung of
+        that race do not take part in this one.
+    refinements: how often, after all rungs, neighbours of the best kernels join and run the rungs.
     incumbents: the builds that the race may replace. They are in the final even if they were slow
-    in the rungs.
+        in the rungs.
     """
 
     problem: Problem
@@ -173,15 +176,19 @@ class Task:
 class RaceState:
     """The state of a race.
 
-    joined: the trials of all kernels that have joined the race, by short form. active: the trials
-    of the kernels that may still win. dropped: for each other trial, the reason that the race
-    dropped it; a failed kernel's trial has its own reason.
-    rung: the current rung, counted from 0; the number of rungs if all are complete. pending: the
-    trials of the kernels that must be proven or timed to complete the rung, in order. waiting:
-    whether no kernel has entered yet because the first rung of the reference is not complete.
-    searched: whether all rungs are complete and no neighbour is left. closed: whether the search
-    was ended early. decided: whether there was a final with the current finalists. failed_finals:
-    how often a final with these finalists failed.
+    joined: the trials of all kernels that have joined the race, by short form.
+    active: the trials of the kernels that may still win.
+    dropped: for each other trial, the reason that the race dropped it; a failed kernel's trial has
+        its own reason.
+    rung: the current rung, counted from 0; the number of rungs if all are complete.
+    pending: the trials of the kernels that must still be checked or timed to complete the rung, in
+        order.
+    waiting: whether no kernel has entered yet because the first rung of the reference is not
+        complete.
+    searched: whether all rungs are complete and no neighbour is left.
+    closed: whether the search was ended early.
+    decided: whether there was a final with the current finalists.
+    failed_finals: how often a final with these finalists failed.
     """
 
     race: Race
@@ -245,13 +252,13 @@ class RaceState:
 
     @cached_property
     def measurements(self) -> int:
-        """How many timings there have been."""
+        """The number of timings so far."""
         return sum(len(trial.samples) for trial in self.joined.values())
 
     # ---- the next task ----
 
     def search_task(self, ready: Container[Build]) -> Task | None:
-        """The next task of the search for a kernel that is in `ready`; None if there is none.
+        """The search's next task for a kernel in `ready`; None if there is none.
 
         A kernel's results are checked before it is timed. A rung begins when the one before it is
         complete, and ends when all active kernels have been timed.
@@ -320,8 +327,8 @@ class RaceState:
 
     @property
     def first_times(self) -> dict[str, float]:
-        """The first-rung times, in milliseconds, of the kernels that were in the race from the
-        beginning."""
+        """The times in the first rung, in milliseconds, of the kernels that were in the race from
+        the beginning."""
         began = {build.name for build in self.race.builds}
         return _times((t for t in self.survived if t.name in began), rung_stage(0))
 
@@ -364,10 +371,10 @@ def follow(
 ) -> RaceState:
     """Computes the state of a race from the known trials.
 
-    reference: the state of the race for the reference problem, if there is one. early: whether
-    kernels enter before the reference's first rung is complete; they then enter in the order of the
-    reference's times so far, fastest first. closed: whether the search ends early; kernels that
-    were never timed are then dropped.
+    reference: the state of the race for the reference problem, if there is one.
+    early: whether kernels enter before the reference's first rung is complete; they then enter in
+        the order of the reference's times so far, fastest first.
+    closed: whether the search ends early; kernels that were never timed are then dropped.
     """
     course = _Course(race, known, closed)
     if race.problem in known.unprepared:
@@ -446,7 +453,7 @@ class _Course:
     def refine(self) -> bool:
         """Adds the neighbours of the leaders.
 
-        Returns False if there is no neighbour that may be timed.
+        Returns False if no neighbour may be timed.
         """
         problem, joined = self.race.problem, self.joined
         times = _times(self.active.values(), rung_stage(self._rung - 1))
@@ -508,7 +515,8 @@ def _timed_in(final: Record | None, trials: Mapping[str, Trial]) -> dict[str, Tr
 
 @lru_cache(maxsize=4096)
 def _builds_beside(problem: Problem, config: KernelConfig) -> tuple[Build, ...]:
-    """The builds of the config's neighbours: all configs that are one move away from it."""
+    """The builds of the config's neighbours, which are all configs that are one move away from
+    it."""
     return tuple(Build.of(problem, other) for other in config.family.neighbours(config))
 
 

@@ -20,15 +20,15 @@ from flashsmith.tuning.race import RaceState
 from flashsmith.tuning.runner import Runner
 from flashsmith.tuning.trial import FINAL, Trial
 
-# The verdict on a kernel that was not timed, by its status; for any status that is not listed, the
-# verdict is 'absent'.
+# The verdict on a kernel that was not timed, by its status; the verdict for a status that is not
+# listed is 'absent'.
 _VERDICTS: dict[str, Verdict] = {
     "wrong": "fail",
     "crash": "error",
     "hang": "error",
     "error": "error",
 }
-# The statuses that mean that the kernel itself is wrong.
+# The statuses of kernels that are themselves at fault.
 _WRONG = ("wrong", "crash", "hang")
 _SHOWN = 3
 
@@ -51,9 +51,9 @@ def ranking_rows(states: Iterable[RaceState], runner: Runner) -> list[Measuremen
 
 
 def winners(state: RaceState, runner: Runner) -> list[RankedConfig]:
-    """The ranking of a race for the table of winners.
+    """A race's ranking, as an entry for the table of winners.
 
-    The figures are dated by the final or, if there was none, by the last timing.
+    The date of the figures is that of the final or, if there was no final, of the last timing.
 
     Kernels that were checked thoroughly rank before all others.
     """
@@ -86,7 +86,7 @@ def write_ranking(folder: Path, ended: Iterable[tuple[Sequence[RaceState], Runne
 
 
 def record_alone(state: RaceState, runner: Runner, path: Path) -> None:
-    """Enters the winners of a race so far into the sweep's own table.
+    """Enters the current winners of a race into the sweep's own table.
 
     Raises TableError.
     """
@@ -168,7 +168,7 @@ def print_ranking(console: Console, states: Sequence[RaceState], gpus: Sequence[
 
 
 def print_plan(console: Console, states: Sequence[RaceState]) -> None:
-    """Prints how many configs would be tried, and why others would not be; used before anything
+    """Prints how many configs would be tried, and why the others would not. Used before anything
     runs."""
     columns = make_columns("problem | candidates> | culled>")
     rows = []

@@ -20,7 +20,7 @@ from flashsmith.tuning.trial import COMPILE, Build, Record
 
 @dataclass(frozen=True)
 class BuildResult:
-    """The result of a build: the facts of the kernel and the key of its library, or an error."""
+    """The result of a build: the kernel's facts and its library's key, or an error."""
 
     facts: KernelFacts | None = None
     library: str = ""
@@ -42,7 +42,7 @@ class Compiler(Protocol):
     def compile(self, builds: Sequence[Build]) -> list[BuildResult]:
         """Compiles builds that all have the same semantics.
 
-        The result of a build that fails is an error.
+        If a build fails, its result is an error.
         """
 
 
@@ -53,8 +53,8 @@ class LibraryGoneError(LaunchError):
 class TrialRunner(Protocol):
     """Checks and times kernels; runs in the measuring process.
 
-    If a method raises an exception, the kernel that it runs is disqualified, unless it is
-    LibraryGoneError, which is never a kernel's fault.
+    If a method raises an exception, the kernel that it runs is disqualified. The exception to this
+    is LibraryGoneError, which is never a kernel's fault.
     """
 
     def open(self) -> Any:
@@ -107,9 +107,11 @@ class Libraries(Protocol):
 class Runner:
     """All that is needed to compile kernels for one device and to measure on that device.
 
-    environment: everything that figures depend on, by name; the records of a journal are valid only
-    for the same environment. origin: what rows store about the environment. process_environment:
-    the environment variables of the measuring process; if None, those of this process.
+    environment: everything on which measured times depend, by name; the records of a journal are
+        valid only for the same environment.
+    origin: what rows store about the environment.
+    process_environment: the environment variables of the measuring process; if None, those of this
+        process.
     libraries: transfers compiled libraries between machines; None if all machines share a cache.
     """
 

@@ -1,4 +1,5 @@
-"""Selects the candidate configs for a problem; this is the documented way to search spaces."""
+"""Selects the candidate configs for a problem; this is the documented interface to search
+spaces."""
 
 from __future__ import annotations
 
@@ -30,12 +31,12 @@ from flashsmith.operations import DEFAULT
 # families.
 ALL_FAMILIES = "both"
 _FEW = 8
-# The key for the configs that the shipped tables have for a problem. The two numbers limit these
-# configs: how much slower than the best config they may be, as a share, and how many of them are
-# used.
+# The key for the configs that the shipped tables have for a problem. These configs may be slower
+# than the best config by at most the first number, as a fraction, and at most the second number of
+# them are used.
 KNOWN = "known"
 _KNOWN_MARGIN, _MOST_KNOWN = 0.03, 4
-# For this many configs of each family, split-KV variants are added: up to three for each config,
+# Split-KV variants are added for this many configs of each family: up to three for each config,
 # with different numbers of splits.
 _MOST_IN_PARTS = 4
 # The keys of sets that exist for every dtype and head dimension; 'B_r,B_c' selects configs from
@@ -46,7 +47,7 @@ _SCHEDULES = re.compile(r"tune|prog|prog-all|all|\s*\d+\s*,\s*\d+\s*", re.ASCII)
 def space_keys() -> tuple[str, ...]:
     """The keys of the search spaces.
 
-    Refining the best configs is worthwhile for a space, but not for a set.
+    Refining the best configs makes sense for a space, but not for a set.
     """
     return (*(family.space_key for family in families() if family.space_key), ALL_FAMILIES)
 
@@ -94,16 +95,16 @@ def search_space(
     - 'known': the few best configs in the shipped tables for a similar GPU.
     - None: the key that default_space() gives.
     - a key for KERNELS. The configs of tune, prog, prog-all, all and of block sizes such as '64,32'
-      get the dtype and head dimension of the problem. From other sets, only the configs with both
-      are used.
+      get the dtype and head dimension of the problem. From other sets, only the configs with this
+      dtype and this head dimension are used.
 
     Spaces always have the dtype and head dimension of the problem. If there are so few tiles that
     SMs would be idle, the space of a family also has some configs with split KV. For a problem with
     canonical bits, each config is replaced by its counterpart that computes in the canonical order.
 
     Raises:
-        SelectionError: the key is unknown, selects nothing, or selects no config with the dtype and
-            head dimension, or with the bits, of the problem.
+        SelectionError: the key is unknown, selects nothing, or selects no config with the problem's
+            dtype, head dimension and bits.
         ArgumentError: no kernel has the problem's d; or the key is 'both' or None and no family
             that has a space runs on the device; or it is 'known' and no kernel serves the problem.
     """
@@ -167,11 +168,12 @@ def _of_any_order(problem: Problem, device: DeviceSpec, key: str) -> list[Kernel
 
 
 def shipped_choices(problem: Problem, device: DeviceSpec) -> list[KernelConfig]:
-    """The configs that attention() uses for `problem` on `device` if the user has no table.
+    """The configs that attention() uses for `problem` on `device` when the user has no table of
+    winners.
 
     The first is the winner in the shipped table of this GPU or of the nearest GPU with a table, or
-    else the cost model's choice. If deterministic=True uses another config, that one is second.
-    Empty if no kernel serves the problem on the device.
+    else the cost model's choice. If another config is used under deterministic=True, it is the
+    second. The result is empty if no kernel serves the problem on the device.
     """
     try:
         choice = choose(problem, device, table=_shipped())
@@ -245,8 +247,8 @@ def _with_parts(
 
 @lru_cache(maxsize=1)
 def _shipped() -> WinnersTable:
-    # The table of the user is not used: it changes during a sweep, and a sweep that is continued
-    # must have the same space.
+    # The user's table is not used: it changes during a sweep, and a sweep that is continued must
+    # have the same space.
     return WinnersTable.shipped()
 
 

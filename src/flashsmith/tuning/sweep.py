@@ -31,7 +31,7 @@ from flashsmith.tuning.trial import (
 )
 from flashsmith.tuning.worker import Failure, WorkerResult
 
-# The search may use this share of the budget. The rest is for the finals, whose figures are entered
+# The search may use this share of the budget. The rest is for the finals, whose times are entered
 # in the table.
 _SEARCH_SHARE = 0.75
 # A GPU makes this many measurements on one problem before it switches to another, since tensors may
@@ -43,8 +43,8 @@ _STARTUP_ATTEMPTS = 3
 # A kernel that computes fewer FLOP per second counts as hanging.
 _SLOWEST_FLOP_PER_SECOND = 1e12
 _REFRESH_SECONDS = 0.25
-# The most libraries that a process loads: each is linked with its own CUDA runtime, and a process
-# can hold only a limited number of these.
+# A process loads at most this many libraries, because each is linked with its own CUDA runtime, and
+# a process can hold only a limited number of CUDA runtimes.
 MAX_LIBRARIES = 300
 
 
@@ -52,9 +52,11 @@ MAX_LIBRARIES = 300
 class Settings:
     """The settings of a sweep.
 
-    budget: the seconds for all problems together. max_spill: how many spilled bytes per thread are
-    allowed. refinements: how often the neighbours of the best kernels are tried. jobs: how many
-    processes compile. patience: seconds that a request to the bench may take longer than estimated.
+    budget: the seconds for all problems together.
+    max_spill: how many spilled bytes per thread are allowed.
+    refinements: how often the neighbours of the best kernels are tried.
+    jobs: how many processes compile.
+    patience: seconds that a request to the bench may take longer than estimated.
     compile_patience: seconds in which a batch of kernels must be compiled.
     """
 
@@ -90,11 +92,11 @@ class Sweep:
     It continues from the records in the journal until everything is measured or the budget is
     spent.
 
-    `trials` has all results: the records of the journal, and the records that this run adds. They
-    determine the states of the races. Apart from `trials`, a run keeps track only of its calls, of
-    the time that each problem has taken, and of the searches that the budget has ended. A problem
-    is measured on one GPU, as long as that GPU works. `on_finished` is called with each race when
-    it is over. `clock` measures the budget, in seconds.
+    `trials` has all results: the records of the journal, and the records that this run adds. The
+    trials determine the states of the races. Apart from `trials`, a run keeps track only of its
+    calls, of the time that each problem has taken, and of the searches that the budget has ended. A
+    problem is measured on only one GPU, unless that GPU fails. `on_finished` is called with each
+    race when it is over. `clock` measures the budget, in seconds.
     """
 
     def __init__(
@@ -135,8 +137,8 @@ class Sweep:
         self._libraries: dict[Build, str] = {}
         self._recompiled: set[Build] = set()
         self._prepared: set[Problem] = set()
-        # Caches: the state of each race with the inputs from which it was computed, and the states
-        # at the last run of _look().
+        # Caches: each race's state with the inputs from which it was computed, and the states at
+        # the last call to _look().
         self._states: dict[Problem, tuple[RaceState, tuple[object, ...]]] = {}
         self._seen: dict[Problem, RaceState] = {}
 
@@ -179,7 +181,7 @@ class Sweep:
     def save(self) -> None:
         """Writes the new records to disk.
 
-        `_note` does not do this, so that no GPU waits for the disk.
+        `_note` leaves this to `save`, so that no GPU waits for the disk.
 
         Raises ArgumentError if the disk is full.
         """
@@ -211,7 +213,7 @@ class Sweep:
                     task = self._next_of_finals(bench, until)
                 if task is not None:
                     self._start(bench, task)
-        # Saved after the GPUs have new calls, so that none waits for the disk.
+        # The records are saved after the GPUs have new calls, so that no GPU waits for the disk.
         self.save()
         self._look()
         if not over:
@@ -228,9 +230,9 @@ class Sweep:
         return self.advance()
 
     def take(self, call: WorkerCall, outcome: WorkerResult) -> bool:
-        """Adds the result of a call. Returns False if the call is of another sweep.
+        """Adds the result of a call. Returns False if the call belongs to another sweep.
 
-        Raises LaunchError if the GPU is lost for good, and CompileError.
+        Raises LaunchError if the GPU is lost for good, and CompileError if nothing can be compiled.
         """
         compiled = self._compiling.take(call, outcome)
         for build, one in compiled or ():
@@ -265,8 +267,9 @@ class Sweep:
 
         With a budget, every problem gets an equal share of it. Problems with fewer measurements
         come first, and problems that have used up their share come last. Without a budget, problems
-        are tuned in order, and a GPU completes one, with its final, before the next. So the tensors
-        of a problem are made only once, and if the sweep is stopped, some problems are complete.
+        are tuned in order, and a GPU completes one problem, including its final, before it begins
+        the next. This way, the tensors of a problem are made only once, and some problems are
+        complete even if the sweep is stopped.
         """
         ends_first = math.isinf(self.settings.budget)
         states = [s for s in self._in_order_of_search() if self._may_measure(bench, s.problem)]
@@ -289,8 +292,8 @@ class Sweep:
             return states
         share = time * len(self._benches) / max(1, len(self.races))
         waiting = [state.problem for state in states if state.waiting]
-        # The problems that wait for their references begin at the latest time that still leaves
-        # each of them its share of the budget.
+        # The problems that wait for their references begin as late as possible while each of them
+        # can still use its share of the budget.
         needed = share * len(waiting) / len(self._benches)
         if waiting and self._clock() >= self._began + time - needed:
             self._early.update(waiting)
@@ -377,7 +380,7 @@ class Sweep:
         self._note(Record(*about, failure=(failure.kind, failure.reason)))
 
     def _take_missing(self, bench: _GpuInUse, failure: Failure) -> None:
-        """Gives the problems of a GPU that does not respond to the other GPUs.
+        """Reassigns the problems of a GPU that does not respond to the other GPUs.
 
         After repeated failures the GPU is not used any more. If no other GPU is left, the sweep
         ends.
@@ -397,7 +400,7 @@ class Sweep:
         self.progress.say(f"{name}: given up, {failure.reason}; the other GPUs continue without it")
 
     def _compile_again(self, task: Task) -> bool:
-        """Compiles again the libraries that a task needs, with all their builds.
+        """Recompiles the libraries that a task needs, including their other kernels.
 
         Returns False if the libraries have disappeared for the second time.
         """
@@ -420,13 +423,13 @@ class Sweep:
 
     @property
     def work(self) -> tuple[float, float]:
-        """The work that the races have done, and their total work, in the same unit."""
+        """The work that the races have done so far and their total work, in the same unit."""
         done, total = zip(*(state.work for state in self.states), strict=True)
         return math.fsum(done), math.fsum(total)
 
     @property
     def doing(self) -> dict[str, str]:
-        """For each GPU, the problem that it measures now and the best kernel for that problem so
+        """For each GPU, the problem that it is measuring and the best kernel for this problem so
         far."""
         return {name: self._doing(bench.last_problem) for name, bench in self._benches.items()}
 
@@ -446,8 +449,8 @@ def run_sweeps(sweeps: Sequence[Sweep], executor: Executor, progress: SweepProgr
     Each first searches and then has its finals. A sweep that has spent its budget ends early. The
     executor is always closed at the end, also after an exception.
 
-    Raises CompileError; raises LaunchError, after the other sweeps are over, if a sweep has lost
-    all its GPUs.
+    Raises CompileError if nothing can be compiled. Raises LaunchError, after the other sweeps are
+    over, if a sweep has lost all its GPUs.
     """
     running, failed = list(sweeps), list[LaunchError]()
     began = shown = time.monotonic()

@@ -20,8 +20,8 @@ _LINE_SECONDS = 15.0
 class SweepProgress(LineReporter):
     """Reports progress and the best kernels so far on standard error, as a bar or as plain lines.
 
-    If there are several GPUs, each has its line. `events` is also called, with a dictionary for
-    each event.
+    If there are several GPUs, each has its line. `events`, if given, is called with a dictionary
+    for each event.
     """
 
     def __init__(
@@ -42,7 +42,7 @@ class SweepProgress(LineReporter):
             self._events({"event": event, **facts})
 
     def update(self, share: float, seconds_left: float, doing: Mapping[str, str]) -> None:
-        """Shows which `share` of the work is done, from 0 to 1, and what each GPU is `doing`."""
+        """Shows the `share` of the work that is done, from 0 to 1, and what each GPU is `doing`."""
         left = f"{format_seconds(seconds_left)} left" if math.isfinite(seconds_left) else ""
         several = len(doing) > 1 or bool(self._gpus)
         what = pluralize(len(doing), "GPU") if several else "".join(doing.values())

@@ -33,10 +33,11 @@ COMPILE, PREPARE, PROVE, CHECK, ALONE, FINAL = (
     "compile", "prepare", "prove", "check", "alone", "final",
 )  # fmt: skip
 _STAGES = rf"{COMPILE}|{PREPARE}|{PROVE}|{CHECK}|rung \d+|{ALONE}|{FINAL}"
-# By stage, the name of the field that has a record's result. For all other stages it is "samples".
+# The name of the field that has a record's result, by stage; for all stages that are not listed it
+# is "samples".
 _PARTS = {COMPILE: "facts", PREPARE: "failure", PROVE: "proof", CHECK: "proof"}
-# The most bytes per thread that ptxas may spill, stores plus loads together. A few spills outside
-# the main loop do not matter.
+# The most bytes per thread that ptxas may spill, as the sum of stores and loads. A few spills
+# outside the main loop do not matter.
 DEFAULT_MAX_SPILL = 256
 
 
@@ -67,7 +68,7 @@ class Build:
 
 
 def is_right(proof: Proof) -> bool:
-    """Whether an output was correct."""
+    """Whether a check found the output correct."""
     return proof.verdict == "pass"
 
 
@@ -75,10 +76,12 @@ def is_right(proof: Proof) -> bool:
 class Trial:
     """The results of one kernel on one problem.
 
-    reason: why the kernel has this `status`. checked: whether the kernel's output has passed the
-    thorough check. samples: its timings, by stage. origins: where and when it was timed, by stage.
-    ms: the time by which the kernel is ranked, in milliseconds; infinite if there is none. stage:
-    the stage in which `ms` was measured; '' if there is none.
+    reason: why the kernel has this `status`.
+    checked: whether the kernel's output has passed the thorough check.
+    samples: its timings, by stage.
+    origins: where and when it was timed, by stage.
+    ms: the time by which the kernel is ranked, in milliseconds; infinite if there is none.
+    stage: the stage in which `ms` was measured; '' if there is none.
     """
 
     build: Build
@@ -109,7 +112,7 @@ class Trial:
 
     @cached_property
     def medians(self) -> dict[str, float]:
-        """The medians of its timings in milliseconds, by stage."""
+        """The medians of the kernel's timings in milliseconds, by stage."""
         return {stage: samples.median_ms for stage, samples in self.samples.items()}
 
     def after(self, stage: str, samples: Samples, origin: Mapping[str, Any]) -> Trial:
@@ -123,8 +126,8 @@ class Record:
     """The result of one request to a compiler or the bench; a line of the journal.
 
     builds: the kernels that the request was about. A record has exactly one of the following
-    results. `facts` are a compiled kernel's, and `proof` is the result of a check. `samples` has an
-    item for each build, and `origin` says where and when they were timed. `failure` is the
+    results. `facts` are those of a compiled kernel, and `proof` is the result of a check. `samples`
+    has an item for each build, and `origin` says where and when they were timed. `failure` is the
     resulting status of the kernel, and the reason.
 
     Raises ValueError if these do not fit the stage.
@@ -188,7 +191,7 @@ class Record:
 
         Returns None if the CUDA sources have changed since then.
 
-        Raises ValueError, TypeError or KeyError for anything else.
+        Raises ValueError, TypeError or KeyError for anything that is not such a record.
         """
         sources = dict(found["csrc"])
         if any(is_of_other_sources({"csrc": sources[family]}, family) for family in sources):
@@ -219,7 +222,7 @@ class Trials:
     """All results of a sweep: the records of earlier runs and of this run, collected in trials.
 
     Failures in earlier runs that may have been caused by the machine are ignored. A kernel that has
-    failed or was wrong once is disqualified for all problems.
+    failed or given a wrong result once is disqualified for all problems.
     """
 
     def __init__(
@@ -237,7 +240,7 @@ class Trials:
         # The keys are the problem and the short forms of all its finalists.
         self.finals: dict[tuple[Problem, frozenset[str]], Record] = {}
         self.failed_finals: Counter[tuple[Problem, frozenset[str]]] = Counter()
-        # The version of a problem increases with each change of its trials.
+        # A problem's version number increases with each change to its trials.
         self.versions: Counter[Problem] = Counter()
         for record in records:
             if not record.may_pass:
@@ -246,8 +249,8 @@ class Trials:
     def of(self, problem: Problem, builds: Iterable[Build]) -> dict[str, Trial]:
         """The trials of the given kernels on a problem, by short form.
 
-        A trial is active, unless the kernel is dropped from all races because it was culled or
-        failed.
+        Each trial is active, unless its kernel was culled or has failed and is thus dropped from
+        all races.
         """
         known = self._trials.setdefault(problem, {})
         return {b.name: known.get(b.name) or self._begin(problem, b) for b in builds}
@@ -261,8 +264,8 @@ class Trials:
         return begun
 
     def add(self, record: Record) -> tuple[Status, str] | None:
-        """Adds a record. If the record makes the kernel drop out, returns the new status and the
-        reason."""
+        """Adds a record. Returns the new status and the reason if the record disqualifies the
+        kernel, otherwise None."""
         problem, stage, failure = record.problem, record.stage, record.failure
         if problem is None:
             return self._add_compiled(record.builds[0], record.facts, failure)
@@ -319,7 +322,7 @@ class Trials:
 
 
 def cull_unbuilt(cfg: KernelConfig, device: DeviceSpec) -> str | None:
-    """Why a config is not compiled: it is illegal on the device, or its CTA does not fit on an SM.
+    """Why a config is not compiled (it is illegal on the device, or its CTA does not fit on an SM);
     None if it may be compiled."""
     broken = broken_rules(cfg, device)
     if broken:

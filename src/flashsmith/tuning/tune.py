@@ -39,9 +39,11 @@ _REFRESH_SECONDS = 0.5
 
 @dataclass(frozen=True)
 class SweepResult:
-    """The states of the races at the end of a sweep. interrupted: whether the sweep was ended by
-    Ctrl-C.
-    gpus: for each race, the kind of its GPU."""
+    """The states of the races at the end of a sweep.
+
+    interrupted: whether the sweep was ended by Ctrl-C.
+    gpus: for each race, the kind of its GPU.
+    """
 
     races: list[RaceState]
     interrupted: bool
@@ -49,7 +51,7 @@ class SweepResult:
 
     @property
     def ok(self) -> bool:
-        """Whether there is a winner for every problem."""
+        """Whether every problem has a winner."""
         return all(state.ranked for state in self.races)
 
 
@@ -65,8 +67,8 @@ class GpuPool:
 def fleets_of(
     gpus: Iterable[tuple[WorkerGpu, Runner]], races_on: Callable[[DeviceSpec], Sequence[Race]]
 ) -> list[GpuPool]:
-    """Groups GPUs whose figures can be compared, which means that the environments of their runners
-    are equal."""
+    """Groups GPUs whose times can be compared, which is the case if the environments of their
+    runners are equal."""
     kinds: dict[str, list[tuple[WorkerGpu, Runner]]] = {}
     for gpu, runner in gpus:
         kinds.setdefault(journal_key(runner), []).append((gpu, runner))
@@ -122,12 +124,12 @@ def plan_races(
 ) -> list[Race]:
     """Makes a race for each problem, in the order of ``problems``.
 
-    If ``problems`` is None, the default problems are taken, except those for which the space has no
-    configs. A long problem has a reference, which is a similar shorter problem. Every race and its
-    final include the configs that attention() would use without this sweep.
+    If ``problems`` is None, the races are for the default problems, except those for which the
+    space has no configs. A long problem has a reference, which is a similar shorter problem. Every
+    race and its final include the configs that attention() would use without this sweep.
 
-    Raises the errors of ``search_space``, and ArgumentError for a cache with scales, whose kernels
-    are the same as without scales.
+    Raises the errors of ``search_space``, and ArgumentError for a cache with scales, for which the
+    kernels for caches without scales are used.
     """
     check_space(key)
     wanted = default_problems() if problems is None else problems
@@ -185,7 +187,7 @@ def tune(
 ) -> SweepResult:
     """Runs the races and writes the results to the folder `out`: journal.jsonl continuously,
     winners.json after each problem, ranking.csv and ranking.json at the end. Winners of finals are
-    also merged into `table`, which by default is the table of the user.
+    also merged into `table`, which by default is the user's table.
 
     If `out` has results of an earlier run with the same GPU, driver and sources, they are used,
     unless `fresh`. Ctrl-C ends the sweep early; the results so far are still written.
@@ -208,7 +210,7 @@ def tune_fleets(
     fresh: bool = False,
     table: Path | None = None,
 ) -> SweepResult:
-    """Does what tune() does, for several kinds of GPU at the same time.
+    """Runs tune() for several kinds of GPU at the same time.
 
     Calls go to an executor, which is closed at the end.
 
@@ -309,7 +311,7 @@ def _check_recorded(failures: Sequence[TableError], out: Path) -> None:
 def _report_done(
     runner: Runner, winners: _Winners, progress: SweepProgress, several: bool, state: RaceState
 ) -> None:
-    """Records and reports a race that is finished; ``several``: whether to name its GPU."""
+    """Records and reports a finished race; ``several`` is whether to name the race's GPU."""
     # If writing to a table fails, it is tried again at the end; no result is lost, because the
     # journal has all of them.
     for failure in winners.record(state, runner):
@@ -341,8 +343,8 @@ def build_ahead(
     settings: Settings,
     progress: SweepProgress,
 ) -> list[RaceState]:
-    """Compiles every kernel that the races need, culls the ones that the compiler reports as
-    unsuitable, and returns the states of the races.
+    """Compiles every kernel that the races need, culls those that are unsuitable according to the
+    compiler's report, and returns the states of the races.
 
     Raises CompileError if nothing can be compiled.
     """

@@ -25,7 +25,8 @@ from types import FrameType
 from typing import Any, Literal
 
 FailureKind = Literal["crash", "hang", "error", "startup", "lost"]
-# This time is enough to create a CUDA context, and to import PyTorch from a cold disk.
+# How long a process may take to start: enough to create a CUDA context, and to import PyTorch from
+# a disk whose cache is cold.
 STARTUP_SECONDS = 300.0
 _GRACE_SECONDS = 5.0
 _DEATH_SECONDS = 60.0
@@ -45,7 +46,9 @@ serve({descriptor}, {parent}, {gentle})
 class Failure:
     """Why a call has no value: the process died ("crash"), took too long ("hang"), raised an
     exception ("error"), did not start ("startup"), or disappeared for another reason ("lost").
-    raised: the class name of the exception; '' if there was none."""
+
+    raised: the class name of the exception; '' if there was none.
+    """
 
     kind: FailureKind
     reason: str
@@ -98,12 +101,12 @@ class Worker:
 
     @property
     def deadline(self) -> float:
-        """The value of time.monotonic() from which the current request counts as hanging."""
+        """The value of time.monotonic() after which the current request counts as hanging."""
         return math.inf if self._deadline is None else self._deadline
 
     def request(self, method: str, *arguments: Any, seconds: float) -> None:
-        """Makes the process call `method`, which may take `seconds`; the time for starting does not
-        count."""
+        """Makes the process call `method`, which may take `seconds`, not counting the time to start
+        the process."""
         if self.busy:
             raise RuntimeError(f"request({method!r}): the worker is busy")
         self._waiting = (method, arguments, seconds)
@@ -191,7 +194,7 @@ class Worker:
             self._connection.send((method, arguments))
 
     def _last_words(self) -> str:
-        """How the process ended, and the last part of what it printed."""
+        """How the process ended, and the end of its output."""
         if self._process is None:
             return "the process is gone"
         try:
@@ -203,7 +206,7 @@ class Worker:
             with contextlib.suppress(ValueError):
                 how = f"was killed by {signal.Signals(-code).name}"
         self._words.seek(0)
-        # In a report of faulthandler, the stack follows after an empty line; it is left out.
+        # In a report of faulthandler, an empty line precedes the stack; the stack is left out.
         words = self._words.read().decode(errors="replace").partition("\n\n")[0]
         text = " ".join(words.split())[-_SHOWN_CHARACTERS:]
         return f"the process {how}" + (f": {text}" if text else "")
@@ -228,7 +231,7 @@ def wait_for_any(workers: Iterable[Worker], seconds: float) -> None:
 
 
 def serve(descriptor: int, parent: int, gentle: bool) -> None:
-    """Executes calls of the process `parent`, one at a time, which it receives on the socket
+    """Executes, one at a time, the calls that the process `parent` sends on the socket
     `descriptor`.
 
     The first message is the pickled target, whose ``open()`` is called. Each further message is

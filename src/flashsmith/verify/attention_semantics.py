@@ -1,4 +1,5 @@
-"""Attention: the function of q, k and v that a forward pass computes, in the terms of forward()."""
+"""Attention: the function of q, k and v that a forward pass computes, described by forward()'s
+options."""
 
 from __future__ import annotations
 
@@ -37,9 +38,9 @@ class Attention:
 
     ``lens_q`` and ``lens_k`` are the lengths of packed sequences, None for dense tensors. Masks are
     aligned to the bottom right: query i of seq_q is at key position i + seq_k - seq_q. ``ranges``,
-    for partial attention, gives each sequence a range of keys: the row of k of the range's first
-    key, and the number of keys. ``program``, a BoundProgram, has functions that change scores and
-    hide keys, and the tensors and numbers that they read.
+    for partial attention, has each sequence's range of keys: the index in k of the range's first
+    key, and the number of keys. ``program``, a BoundProgram, has the functions that change scores
+    and hide keys, and the tensors and numbers that these functions read.
     """
 
     scale: float
@@ -143,7 +144,7 @@ class Attention:
             yield Sequence((rows_q,), (rows_k,))
 
     def __str__(self) -> str:
-        """The differences from plain attention, such as 'causal, softcap 30, lens
+        """Describes the differences from plain attention, for example 'causal, softcap 30, lens
         3+0+64:5+7+64'."""
         words = ["causal"] if self.causal else []
         if self.window != NO_WINDOW:
@@ -161,7 +162,8 @@ class Attention:
 
 
 def offsets(lens: Lens) -> np.ndarray:
-    """The cu_seqlens of packed sequences: int32 offsets from 0 to the total length."""
+    """The cu_seqlens of packed sequences with these lengths: int32 offsets from 0 to the total
+    length."""
     return np.array([0, *itertools.accumulate(lens)], dtype=np.int32)
 
 

@@ -29,9 +29,9 @@ from flashsmith.verify.reference import references_of
 from flashsmith.verify.tolerance import Comparison, ExpectedOutputs, heads_for_enough_outputs
 
 GRADIENTS = ("dq", "dk", "dv", "dsinks")
-# The kinds of inputs, each with the kind that its q, k and v are drawn as. In 'large_do', do and
-# dlse are as large as with loss scaling, so that dS overflows fp16. In 'neighbours', every second
-# head of a sequence consists of NaN or inf.
+# The kinds of inputs for backward passes, and for each the kind of inputs from which its q, k and v
+# are drawn. In 'large_do', do and dlse are as large as loss scaling makes them, so that dS
+# overflows fp16. In 'neighbours', every second head of a sequence consists of NaN or inf.
 _OF_QKV = {
     "random": "random",
     "large_scores": "large_scores",
@@ -44,15 +44,15 @@ _OF_QKV = {
     "neighbours": "random",
 }
 LARGE_DO = {DType.FP16: 2.0**13, DType.BF16: 2.0**60}
-# Heads are repeated until dk and dv have enough elements, but never beyond this many elements of dq
-# (64 MiB in float64).
+# Heads are repeated until dk and dv have enough elements, or until dq would have more elements than
+# this (64 MiB in float64).
 MOST_REPEATED = 2**23
 
 
 @dataclass(frozen=True)
 class BackwardInputs:
-    """The tensors that a backward kernel reads, by the operation's names, and the places of the
-    sequences in them. Also o and lse in float64, never rounded."""
+    """The tensors that a backward kernel reads, by the operation's names, and where the sequences
+    are in these tensors. Also o and lse in float64, never rounded."""
 
     tensors: Mapping[str, np.ndarray]
     attention: Attention
@@ -68,9 +68,11 @@ class BackwardReference(OperationReference):
       lengths of the problem; rows beyond these get 0.
     - ``spare``: the number of rows after the last packed sequence, in the tensors of q and in the
       tensors of k.
-    - ``sinks``, ``dlse``: whether the call has sinks and dlse. - ``more_keys``: o and lse include
-    this many keys beyond those in k; every row sees these keys. - ``unneeded``: names of gradients
-    that this call does not need, in addition to those that no call of the problem needs.
+    - ``sinks``, ``dlse``: whether the call has sinks and dlse.
+    - ``more_keys``: how many keys beyond those in k are included in o and lse; every row sees these
+      keys.
+    - ``unneeded``: names of gradients that this call does not need, although other calls of the
+      problem may need them.
 
     In all tensors, rows that belong to no sequence hold NaN, inf or the largest numbers. In rows
     that see no key, do is NaN.
@@ -223,8 +225,8 @@ def sequences_of(problem: Problem, options: Mapping[str, Any]) -> tuple[Rows, ..
 
 def repeated_for_gradients(problem: Problem, options: Mapping[str, Any]) -> Problem:
     """The problem with its groups of heads repeated until dq, and dk and dv if needed, have enough
-    elements. Because dk and dv may be much smaller than dq, heads are repeated no further once dq
-    would exceed MOST_REPEATED elements."""
+    elements. Because dk and dv may be much smaller than dq, repetition stops before dq would exceed
+    MOST_REPEATED elements."""
     problem = repeated_over_heads(problem, options.get("lens_q"))
     if {"dk", "dv"} <= set(options.get("unneeded", ())):
         return problem
@@ -241,7 +243,9 @@ def repeated_for_gradients(problem: Problem, options: Mapping[str, Any]) -> Prob
 def draw_backward_inputs(
     problem: Problem, kind: str, seed: int, options: Mapping[str, Any], on_gpu: bool = False
 ) -> BackwardInputs:
-    """Draws the tensors of a call. ``on_gpu``: whether o and lse may be computed on a GPU.
+    """Draws the tensors of a call.
+
+    ``on_gpu``: whether o and lse may be computed on a GPU.
 
     Raises ArgumentError for an unknown kind.
     """
@@ -319,8 +323,8 @@ def _longer(array: np.ndarray, rows: int) -> np.ndarray:
 def _spoil_neighbours(
     drawn: Mapping[str, np.ndarray], sequences: tuple[Rows, ...], rng: np.random.Generator
 ) -> None:
-    """Fills do, q, k and v of some heads of each sequence with NaN or inf; other heads must not be
-    affected."""
+    """Fills do, q, k and v of some heads of each sequence with NaN or inf. The gradients of the
+    other heads must not be affected."""
     heads_k = drawn["k"].shape[-2]
     group = drawn["q"].shape[-2] // heads_k
     for i, rows in enumerate(sequences):
@@ -339,8 +343,8 @@ def _poison(
     keep_do: bool,
 ) -> None:
     """Writes NaN, inf and the largest numbers to rows that belong to no sequence, and NaN to do in
-    rows that see no key. With ``keep_do``, do stays unchanged in the latter, because their o is not
-    0."""
+    rows that see no key. With ``keep_do``, rows that see no key keep their do, because their o is
+    not 0."""
     worst = np.array([math.nan, math.inf, float(ml_dtypes.finfo(drawn["q"].dtype).max)])
     outside = {name: np.ones(drawn[name].shape[:-2], bool) for name in ("q", "k")}
     for rows in sequences:

@@ -33,7 +33,7 @@ from flashsmith.verify.tolerance import Comparison, Element, ExpectedOutputs, co
 
 ROTARY = ("", "halves", "interleaved")
 LAYOUTS = ("dense", "interleaved", "heads first")
-# Kernels split keys at multiples of a power of two; that power is in this range.
+# The smallest and the largest power of two at whose multiples kernels split keys.
 _SMALLEST_STEP, _LARGEST_STEP = 16, 4096
 # The maximum number of K's elements that are held in float64 at once (128 MiB); a single head may
 # exceed it.
@@ -48,8 +48,8 @@ _UNUSED = (-1, -1, 2**31 - 1, -(2**31))
 
 @dataclass(frozen=True)
 class ExpectedDecode:
-    """The expected o and LSE, in which the rows of all sequences follow one another, and the
-    expected caches after appending."""
+    """The expected o and LSE, with the rows of all sequences concatenated, and the expected caches
+    after appending."""
 
     references: References
     lens_q: Lens
@@ -60,17 +60,18 @@ class ExpectedDecode:
 class DecodeReference(OperationReference):
     """Attention over a cache. It has the options of the operation, and also:
 
-    - ``lens_q``: the number of queries of each packed sequence. ``lens_k``: the number of keys of
-    each sequence, including the appended ones; the longest has the problem's seq_k. - ``append``:
-    whether k and v are appended first. ``rotary``: how k and q are rotated: 'halves',
-    'interleaved', or '' (not rotated). ``rotary_half``: the number of pairs that are rotated
-      (None: d / 2).
+    - ``lens_q``: the number of queries of each packed sequence.
+    - ``lens_k``: the number of keys of each sequence, including the appended ones; the longest
+      sequence has the problem's seq_k.
+    - ``append``: whether k and v are appended first.
+    - ``rotary``: how k and q are rotated: 'halves', 'interleaved', or '' (not rotated).
+    - ``rotary_half``: the number of pairs that are rotated; None means d / 2.
     - ``dropped``: the maximum number of keys that a sequence's cache has dropped before its first
-    key; each sequence's number is drawn. With 0, the call has no kv_offset. - ``sinks``: whether
-    the call has sinks. ``capacity``: the number of keys (or pages) beyond those that the longest
-    sequence needs. - ``layout``: how the caches are stored on the host: 'dense', 'interleaved' (k
-    and v in one
-      tensor) or 'heads first' (k and v, also the appended ones, have different strides).
+      key; each sequence's number is drawn. With 0, the call has no kv_offset.
+    - ``sinks``: whether the call has sinks.
+    - ``capacity``: the number of keys (or pages) beyond those that the longest sequence needs.
+    - ``layout``: how the caches are stored on the host: 'dense', 'interleaved' (k and v in one
+      tensor) or 'heads first' (k and v have different strides, and so have the appended rows).
 
     Slots beyond a length, pages that are not assigned, and the ends of last pages are NaN.
     Sequences with equal beginnings share pages, and pages are in random order.
@@ -166,7 +167,7 @@ class DecodeReference(OperationReference):
     def draw_inputs(
         self, problem: Problem, kind: str, seed: int, options: Mapping[str, Any]
     ) -> dict[str, np.ndarray]:
-        """The inputs of the given kind for complete ``options``."""
+        """The inputs of the given kind; ``options`` must be complete, as options() returns them."""
         return draw_decode_inputs(problem, kind, seed, options)
 
     def expected_rows(
@@ -253,7 +254,7 @@ class DecodeReference(OperationReference):
     ) -> Comparison:
         """o and the LSE must fulfil the rule of the forward pass; caches must have equal bits.
 
-        Cases that another reference made are judged by OperationReference.compare().
+        If another reference made the case, OperationReference.compare() judges it.
         """
         if not isinstance(case.expected, ExpectedDecode):
             return super().compare(kernel, case, outputs)
@@ -293,8 +294,8 @@ def _first(wrong: np.ndarray) -> tuple[int, ...]:
 
 
 def _first_wrong(o: np.ndarray, exact: np.ndarray, bound: float) -> Element:
-    """The first element of o (with the rows of all sequences) that breaks the rule, or the element
-    with the largest error if none breaks it."""
+    """The first element of o that breaks the rule, or the element with the largest error if none
+    breaks it; o has the rows of all sequences."""
     with np.errstate(invalid="ignore"):
         error = np.abs(o.astype(np.float64) - exact)
     wrong = (error > bound) | (np.isfinite(error) != np.isfinite(exact))
@@ -333,7 +334,8 @@ def _lengths(problem: Problem, draw: random.Random) -> Lens:
 def draw_decode_inputs(
     problem: Problem, kind: str, seed: int, options: Mapping[str, Any]
 ) -> dict[str, np.ndarray]:
-    """Draws the tensors that a kernel reads, by the names of the operation; caches are dense."""
+    """Draws the tensors that a kernel reads, keyed by the operation's names for them; caches are
+    dense."""
     draw, rng = random.Random(seed), np.random.default_rng([seed, 1])
     lens_q, lens_k = queries_of(problem, options), options["lens_k"]
     append = bool(options.get("append"))
@@ -432,7 +434,7 @@ def write_keys(
 def read_keys(
     cache: np.ndarray, table: np.ndarray | None, sequence: int, length: int
 ) -> np.ndarray:
-    """Reads the first ``length`` keys or values of a sequence."""
+    """Reads a sequence's first ``length`` keys or values from its cache."""
     if table is None:
         return cache[sequence, :length]
     at = np.arange(length)
@@ -520,7 +522,7 @@ def _checked_lens_k(
 def rotated(
     x: np.ndarray, cos: np.ndarray, sin: np.ndarray, positions: np.ndarray, interleaved: bool
 ) -> np.ndarray:
-    """x (rows, heads, d), in which each row's first pairs are rotated by the angles of the row's
+    """x (rows, heads, d), with the first pairs of each row rotated by the angles for the row's
     position. Products and sums are fp32; only the result is rounded to the dtype of x."""
     half = cos.shape[1]
     x1, x2 = slice(0, half), slice(half, 2 * half)
@@ -613,7 +615,8 @@ def _head_blocks(problem: Problem, keys: int) -> Iterator[tuple[slice, slice]]:
 
 
 class _Found:
-    """References of packed outputs, assembled from the references of single sequences and heads."""
+    """Assembles the references of packed outputs from the references of single sequences and
+    heads."""
 
     def __init__(self, q: np.ndarray, heads_q: int, d_v: int) -> None:
         shape = (*q.shape[:-1], d_v)
@@ -631,7 +634,7 @@ class _Found:
             self.tainted[rows, heads] = part.tainted
 
     def references(self) -> References:
-        """The references assembled so far."""
+        """The references of the whole outputs, as assembled so far."""
         return References(self.o, self.lse, self.same, self.row_max, self.tainted)
 
 

@@ -16,13 +16,13 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-# The maximum size in bytes of the scores in memory at once. Rows are processed in blocks of this
-# size, so that long sequences fit.
+# The maximum size in bytes of the scores in memory at once. Rows are processed in blocks whose
+# scores fit in this size, so that long sequences need no more memory.
 SCORE_BYTES = 64 << 20
 SCORE_BYTES_ON_GPU = 256 << 20
-# With fewer scores than this, NumPy finishes before PyTorch would be imported.
+# For fewer scores than this, NumPy finishes in less time than it takes to import PyTorch.
 SCORES_WORTH_A_GPU = 1 << 24
-# A mask for the bits of a float64 that clears the 29 significand bits that fp32 does not have.
+# A bit mask for a float64, which clears the 29 significand bits that fp32 does not have.
 _BITS_OF_FP32 = -1 << 29
 _EXPONENT_OF_FLOAT64 = 0x7FF << 52
 # PyTorch's name for the current GPU.
@@ -95,8 +95,7 @@ class TorchEngine:
 
     @contextmanager
     def exactly(self) -> Iterator[None]:
-        # TF32 must not be used for fp32 products: its larger error would make the bound too
-        # generous.
+        # fp32 products must not use TF32, whose larger error would make the bound too generous.
         before = self.xp.get_float32_matmul_precision()
         self.xp.set_float32_matmul_precision("highest")
         try:

@@ -39,7 +39,7 @@ class _Expected(NamedTuple):
 class ForwardReference(OperationReference):
     """Attention.
 
-    It has the options of describe_problem() (``causal``, ``window``, ``softcap``, ``scale``,
+    The options are those of describe_problem() (``causal``, ``window``, ``softcap``, ``scale``,
     ``lens_q``, ``lens_k``), ``ranges`` for partial attention, ``sinks`` (whether the call has
     sinks) and ``row_max`` (whether to return row maxima). Keys outside ``ranges`` are NaN.
     """
@@ -92,9 +92,9 @@ class ForwardReference(OperationReference):
     ) -> ProofCase:
         """The case for some rows of a problem; the output is (rows, heads, d).
 
-        ``parts`` are (q, k, v) with q (rows, heads, d), and k and v (keys, heads_k, d). The last
-        row sees keys up to the last one. Parts are used one at a time, so an iterator may copy each
-        part to the host only when it is needed.
+        ``parts`` are (q, k, v) with q (rows, heads, d), and k and v (keys, heads_k, d). Masks are
+        aligned so that the last row is at the last key. Parts are used one at a time, so an
+        iterator may copy each part to the host only when it is needed.
         """
         attention = _attention(check_scale(options.get("scale"), problem.d), options)
         references = joined(
@@ -105,8 +105,8 @@ class ForwardReference(OperationReference):
     def expected(
         self, problem: Problem, inputs: Mapping[str, np.ndarray], options: Mapping[str, Any]
     ) -> ExpectedOutputs:
-        """The expected outputs. Unlike case(), this does not cache the references for reuse by
-        other configs."""
+        """The expected outputs. Unlike case(), this does not cache the references for other
+        configs."""
         attention = _attention(check_scale(options.get("scale"), problem.d), options)
         q, k, v = (inputs[name] for name in "qkv")
         found = references_of(attention, q, k, v, inputs.get("sinks"))

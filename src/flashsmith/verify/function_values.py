@@ -21,7 +21,7 @@ VALUE_BOUND = 2e-5
 # step.
 SLOPE_BOUND = 1e-4
 _STEP = 1e-6
-# The name that stands for the score, or for a read, while its value is varied.
+# The name of the symbol that stands for the score, or for a read, while its value is varied.
 _VARIED = typed_symbol("varied", FLOAT)
 
 
@@ -50,8 +50,8 @@ class Points(NamedTuple):
 
 
 class ValueCheck(NamedTuple):
-    """The largest error relative to 1 + |value|, the bound on it, and what is wrong ('' if nothing
-    is)."""
+    """The largest error relative to 1 + |value|, the bound on this error, and what is wrong ('' if
+    nothing is)."""
 
     error: float
     bound: float
@@ -59,8 +59,8 @@ class ValueCheck(NamedTuple):
 
 
 def can_call() -> bool:
-    """Whether the user's functions can be called on numbers, which requires PyTorch, since the
-    numbers are passed as its tensors."""
+    """Whether the user's functions can be called on numbers. This requires PyTorch, because the
+    numbers are passed as PyTorch tensors."""
     return find_spec("torch") is not None
 
 
@@ -96,7 +96,7 @@ def check_mask(
 
 
 def seen_by(bound: BoundProgram | None, points: Points) -> np.ndarray:
-    """For each point, whether the program leaves it visible (True) or masks it."""
+    """For each point, whether the program leaves its key visible."""
     if bound is None or bound.program.mask is None:
         return np.ones(points.number, bool)
     return _evaluated(bound, bound.program.mask, points.values).astype(bool)
@@ -105,7 +105,7 @@ def seen_by(bound: BoundProgram | None, points: Points) -> np.ndarray:
 def check_derivative(bound: BoundProgram, of: Typed, points: Points) -> ValueCheck:
     """Compares the derivative of a score function with its left and right difference quotients at
     each point. The derivative is with respect to ``of``, the score or a read. It may lie anywhere
-    between the two quotients, as at a kink."""
+    between the two quotients, since at a kink they differ."""
     score = bound.program.score
     assert score is not None
     given = points.values

@@ -30,10 +30,11 @@ UNIT_ROUNDOFF = {DType.FP16: 2.0**-11, DType.BF16: 2.0**-8}
 class ExpectedGradients(ExpectedOutputs):
     """The expected gradients by name.
 
-    ``exact`` is NaN where no kernel can return a finite number. ``tainted``: elements that a kernel
-    may return as NaN or inf although ``exact`` is finite. ``idle``: elements that must be 0,
-    because no row or key contributes to them. ``sinks_size``: for each head, the sum over all rows
-    of exp(sink - lse) sum |do o|. ``recompute`` computes the result of ``further``.
+    ``exact`` is NaN where no kernel can return a finite number.
+    ``tainted``: elements that a kernel may return as NaN or inf although ``exact`` is finite.
+    ``idle``: elements that must be 0, because no row or key contributes to them.
+    ``sinks_size``: for each head, the sum over all rows of exp(sink - lse) sum |do o|.
+    ``recompute`` computes the result of ``further``.
     """
 
     tainted: Mapping[str, np.ndarray] = field(default_factory=dict)
@@ -43,9 +44,9 @@ class ExpectedGradients(ExpectedOutputs):
 
     @cached_property
     def further(self) -> ExpectedGradients:
-        """The same gradients, except that ``rounded`` also takes a slower summation order into
-        account: each element has the value of the order with the largest error. Without
-        ``recompute``, this is the object itself."""
+        """The same gradients, except that ``rounded`` also takes into account a summation order
+        that is slow to compute: each element has the value from the order with the largest error.
+        Without ``recompute``, this is the object itself."""
         return self if self.recompute is None else self.recompute()
 
     @classmethod
@@ -84,10 +85,10 @@ def compare_gradients(
     """Checks all expected gradients.
 
     The rule for dq, dk and dv: the largest error is at most twice the rounded reference's plus 1e-5
-    max(1, largest reference). Also, the relative L2 error is at most 1e-3 (fp16) or 5e-3 (bf16), or
-    the norm of the error is at most twice the norm of the rounded reference's error plus 1e-5
-    sqrt(elements). The alternative by the norm is for problems in which every row sees one key, so
-    that dq and dk are 0.
+    max(1, largest reference). In addition, the relative L2 error is at most 1e-3 (fp16) or 5e-3
+    (bf16), or the norm of the error is at most twice the norm of the rounded reference's error plus
+    1e-5 sqrt(elements). The second bound, on the norm, is for problems in which every row sees only
+    one key, so that dq and dk are 0.
 
     Elements to which no row or key contributes must be 0. NaN and inf are required where no kernel
     can avoid them. They are allowed where the rounded reference has them, and in sequences that
@@ -123,8 +124,8 @@ def _check_gradient(
     exact, rounded = expected.exact[name], expected.rounded[name].astype(np.float64)
     lost, may_be_lost = np.isnan(exact), expected.tainted[name] | ~np.isfinite(rounded)
     misplaced = np.where(np.isfinite(got), lost, ~(lost | may_be_lost))
-    # Elements for which the rounded reference overflows are not checked, because another summation
-    # order may not overflow there.
+    # Elements at which the rounded reference overflows are not checked, because another summation
+    # order may not overflow at them.
     checked = np.isfinite(got) & ~lost & np.isfinite(rounded)
     error = np.where(checked, np.abs(got - exact), 0.0)
     honest = np.where(np.isfinite(rounded) & ~lost, np.abs(rounded - exact), 0.0)

@@ -1,4 +1,4 @@
-"""The gradients of attention, computed by their formula in float64 and in the precision of a
+"""The gradients of attention, computed from their formulas in float64 and in the precision of a
 kernel."""
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from flashsmith.verify.attention_semantics import Attention
 from flashsmith.verify.engine import Engine, engine_for
 from flashsmith.verify.gradient_tolerance import ExpectedGradients
 
-# Above this share of a dtype's largest number, a result may overflow to inf with one summation
-# order but not with another.
+# Above this fraction of a dtype's largest number, a result may overflow to inf in one summation
+# order but not in another.
 NEARLY_TOO_LARGE = 0.99
 LOG2_E = math.log2(math.e)
 # The number of products that a tensor core adds to a sum in one step: 8 on sm_80, 16 on sm_90.
@@ -26,12 +26,12 @@ TENSOR_CORE_PRODUCTS = 8
 # relative to the largest power of two among the products and the previous sum.
 ALIGNED_PRODUCTS = 16
 ALIGNED_BIT = 2.0**-25
-# The number of arrays of the size of a block's scores that exist at once.
+# The number of arrays as large as a block's scores that exist at the same time.
 _ARRAYS_OF_SCORES = 8
 
 
 class Rows(NamedTuple):
-    """The places of one sequence's rows in the tensors.
+    """Where one sequence's rows are in the tensors.
 
     ``batch`` is the sequence's index in dense tensors (batch, seq, heads, d), or None for packed
     tensors (total, heads, d).
@@ -50,7 +50,7 @@ class Rows(NamedTuple):
         return (array if self.batch is None else array[self.batch])[self.k]
 
     def of_statistics(self, array: np.ndarray) -> np.ndarray:
-        """The values of this sequence in lse or dlse: (heads, rows)."""
+        """This sequence's values of lse or dlse: (heads, rows)."""
         return (array if self.batch is None else array[self.batch])[:, self.q]
 
 
@@ -73,21 +73,21 @@ def compute_gradients(
 
     The exact gradients are computed in float64 from ``exact_o`` and ``exact_lse``, which may be
     over more keys than k has. The rounded gradients are computed from the o and lse in ``inputs``,
-    which the kernel reads. In them, P and dS are rounded to the dtype, sums and D are fp32, and the
-    result is rounded to the dtype unless ``unrounded``. Scores are converted to base 2 with
-    constants that are rounded to fp32.
+    which the kernel reads. For these gradients, P and dS are rounded to the dtype, sums and D are
+    fp32, and the result is rounded to the dtype unless ``unrounded``. Scores are converted to base
+    2 with constants that are rounded to fp32.
 
-    Scores and dP are summed in two ways: like tensor cores, which truncate the sum to fp32 after
+    Scores and dP are summed in two ways: as tensor cores do, which truncate the sum to fp32 after
     every 8 products, and in another order with rounding. For each element, the result with the
     larger error counts, because with few rows the error of one order may be small by chance.
 
     ``aligned`` adds a third way, that of sm_90, which truncates each product before adding it. It
-    takes ten operations per product, so ``ExpectedGradients.further`` uses it only if a kernel
-    fails by the first two.
+    takes ten operations per product, so ``ExpectedGradients.further`` uses it only if a kernel does
+    not pass with the first two.
 
-    A row that sees no key (a program's mask counts, too) or has an lse of -inf contributes nothing
-    to dq, dk and dv, even if its do or q is NaN. Where o is 0, do does not contribute to D. An lse
-    of -inf is read as +inf.
+    A row that sees no key, also because a program's mask hides all keys, or whose lse is -inf
+    contributes nothing to dq, dk and dv, even if its do or q is NaN. Elements of do at which o is 0
+    do not contribute to D. An lse of -inf is treated as +inf, which makes P 0.
     """
     dtype = inputs["q"].dtype
     engine = engine_for(on_gpu)
@@ -216,8 +216,10 @@ class _SequenceGradients:
         precision: str,
         product: _Product = _plain_product,
     ) -> None:
-        """``at``: the sequence's rows and its number. ``product``: the way in which S and dP are
-        summed."""
+        """``at``: the sequence's rows and its number.
+
+        ``product``: the way in which S and dP are summed.
+        """
         rows, self.number = at
         self.engine, self.attention, self.precision = engine, attention, precision
         self.product = product
@@ -274,8 +276,8 @@ class _SequenceGradients:
         return self.engine.to_device(np.zeros(shape, self.precision))
 
     def _shown_some_key(self) -> Any:
-        """For each row, whether the program's mask, if there is one, leaves it a key: (heads_k,
-        group, rows, 1)."""
+        """For each row, whether the program's mask, if there is one, leaves at least one key
+        visible: (heads_k, group, rows, 1)."""
         shown = np.ones((self.heads_k, self.group, self.seq_q, 1), bool)
         for rows in self._blocks():
             indices = self._indices(rows, slice(0, self.seq_k))
@@ -290,7 +292,7 @@ class _SequenceGradients:
 
     def _find_nonfinite(self) -> None:
         """Marks the gradients that may be NaN or inf because the sequence's inputs contain NaN or
-        inf. dq may be so because kernels also load masked keys; dk and dv because of any row."""
+        inf: dq because kernels also load masked keys, dk and dv because any row may contribute."""
         xp = self.engine.xp
         keys = ~(_all_finite(xp, self.k) & _all_finite(xp, self.v))
         rows = ~(_all_finite(xp, self.q) & _all_finite(xp, self.do) & _all_finite(xp, self.o))
@@ -384,7 +386,7 @@ class _SequenceGradients:
 
     def _scores(self, q: Any, k: Any, indices: Mapping[str, Any]) -> tuple[Any, Any, Any]:
         """The scores, the factor that turns scores into logits, and the derivative of the logits
-        with respect to the scaled scores (None if it is 1)."""
+        with respect to the scaled scores (None if this derivative is 1)."""
         xp, score = self.engine.xp, self.attention.score
         scores, factor, slope = self._product(q, k), self.attention.scale, None
         if not score.is_plain:

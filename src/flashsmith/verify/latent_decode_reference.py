@@ -31,8 +31,8 @@ _WITHOUT = (
 
 class LatentDecodeReference(DecodeReference):
     """Attention over a latent cache, computed by DecodeReference. A row of the cache is a key, and
-    its first d_v columns are the value; both have the scale k_scale_value. Calls have neither a
-    rotary embedding nor memory layouts."""
+    its first d_v columns are the value; both have the scale k_scale_value. Calls have no rotary
+    embedding and only one memory layout."""
 
     caches = ("k_cache",)
 
@@ -53,7 +53,7 @@ class LatentDecodeReference(DecodeReference):
     def given(
         self, problem: Problem, inputs: Mapping[str, np.ndarray], options: Mapping[str, Any]
     ) -> ProofCase:
-        """The case for inputs that exist already, with the lengths that the inputs have."""
+        """The case for existing inputs, with the lengths of these inputs."""
         lens = inputs["cache_lens"].tolist()
         if options.get("append"):
             lens = [sum(both) for both in zip(lens, queries_of(problem, options), strict=True)]
@@ -62,8 +62,8 @@ class LatentDecodeReference(DecodeReference):
     def draw_inputs(
         self, problem: Problem, kind: str, seed: int, options: Mapping[str, Any]
     ) -> dict[str, np.ndarray]:
-        """The inputs that DecodeReference draws, without values, because these are columns of the
-        keys."""
+        """The inputs that DecodeReference draws, but without values, because values are columns of
+        the keys."""
         options = _with_one_scale(problem, options)
         drawn = super().draw_inputs(replace(problem, d_v=problem.d), kind, seed, options)
         return {name: array for name, array in drawn.items() if name not in ("v_cache", "v")}
@@ -75,8 +75,8 @@ class LatentDecodeReference(DecodeReference):
         options: Mapping[str, Any],
         on_gpu: bool = False,
     ) -> ExpectedDecode:
-        """The expected outputs. All d columns are used as values, and the columns of o beyond d_v
-        are then dropped; this is correct because the columns of o are independent."""
+        """The expected outputs. All d columns are used as values, and then the columns of o beyond
+        d_v are dropped. This is correct because the columns of o do not depend on each other."""
         options = _with_one_scale(problem, options)
         values = {f"v{name[1:]}": inputs[name] for name in ("k_cache", "k") if name in inputs}
         wide = replace(problem, d_v=problem.d)

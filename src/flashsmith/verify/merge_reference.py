@@ -14,7 +14,7 @@ from flashsmith.runtime.frameworks.base import NUMPY_DTYPES
 from flashsmith.verify.operation_reference import OperationReference
 from flashsmith.verify.tolerance import ExpectedOutputs
 
-# The share of rows that have no key in a given part, and the share of rows that have no key in any
+# The fraction of rows that have no key in a given part, and the fraction that have no key in any
 # part.
 _EMPTY_SHARE, _ALL_EMPTY_SHARE = 0.2, 0.05
 

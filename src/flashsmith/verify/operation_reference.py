@@ -64,7 +64,7 @@ class OperationReference(ABC):
     def expected(
         self, problem: Problem, inputs: Mapping[str, np.ndarray], options: Mapping[str, Any]
     ) -> ExpectedOutputs:
-        """The expected outputs in two versions: one in float64, never rounded, and one from a plain
+        """The expected outputs in two versions: in float64 without rounding, and from a plain
         implementation that rounds wherever a kernel must."""
 
     # --- optional ----------------------------------------------------------------------------
@@ -110,12 +110,12 @@ class OperationReference(ABC):
         return given
 
     def call_options(self, problem: Problem, options: Mapping[str, Any]) -> dict[str, Any]:
-        """The options of the call: the proof's options without the ones that only describe
+        """The options of the call: the proof's options, except the ones that only describe
         inputs."""
         return {name: it for name, it in options.items() if name in problem.computed.options}
 
     def meaning(self, problem: Problem, options: Mapping[str, Any]) -> str:
-        """Describes in words everything about the call that the problem string leaves open."""
+        """Describes in words the options of the call, which the problem string does not contain."""
         return ", ".join(f"{name} {value}" for name, value in options.items()) or "plain"
 
     def case(
@@ -152,7 +152,7 @@ class OperationReference(ABC):
     def run(
         self, cfg: KernelConfig, case: ProofCase, to_device: ToDevice, **how: Any
     ) -> OperationResult:
-        """Fills every output with NaN and runs the kernel; ``how`` are keywords of
+        """Fills every output with NaN and runs the kernel. ``how`` has keywords of
         run_operation()."""
         operation = case.problem.computed
         given = {name: to_device(array) for name, array in case.inputs.items()}
@@ -169,7 +169,7 @@ class OperationReference(ABC):
     def compare(
         self, kernel: KernelConfig | DType, case: ProofCase, outputs: Mapping[str, np.ndarray]
     ) -> Comparison:
-        """The verdict on outputs, which are given by name; compare_tensors() makes it."""
+        """The verdict of compare_tensors() on outputs, which are given by name."""
         dtype = kernel if isinstance(kernel, DType) else kernel.dtype
         return compare_tensors(dtype, outputs, case.expected)
 

@@ -1,5 +1,5 @@
-"""Makes the options with which prove() checks a kernel: values for everything that the problem's
-semantics leave open."""
+"""Makes the options with which prove() checks a kernel: the values, such as lengths and a window's
+limits, that the problem's semantics do not determine."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ def problem_options(
     sinks: bool = False,
     seed: int = 0,
 ) -> dict[str, Any]:
-    """Values for everything that the semantics of an attention problem leave open, in the form that
-    prove() takes.
+    """The values that the semantics of an attention problem do not determine, as the options of
+    prove().
 
     One packed sequence has the problem's own lengths. The lengths of the others, which are shorter,
     and the key ranges of partial attention are drawn from seed.

@@ -1,4 +1,4 @@
-"""Seeded inputs for proofs: plain random ones, and ones that are difficult for a softmax."""
+"""Seeded inputs for proofs: plain random inputs, and inputs that are difficult for a softmax."""
 
 from __future__ import annotations
 
@@ -36,11 +36,13 @@ def check_seed(seed: int) -> None:
 class InputSpec:
     """Everything that determines a set of inputs. Equal specs give equal bits.
 
-    ``heads``: the number of query heads. ``heads_k``: None stands for ``heads``. ``first_tile`` is
-    the B_c of the kernel, so that the running maximum changes exactly between two tiles. Two kinds
-    of inputs lower or raise the scores of this many first keys. In a third kind, scores grow from
-    tile to tile. With ``lens_q`` and ``lens_k``, each sequence is drawn like a batch of one and
-    packed after the previous one; batch, seq_q and seq_k are ignored.
+    ``heads``: the number of query heads.
+    ``heads_k``: None stands for ``heads``.
+    ``first_tile``: the B_c of the kernel. Two kinds of inputs lower or raise the scores of as many
+        first keys, so that the running maximum changes exactly between two tiles. In a third kind,
+        scores grow from tile to tile.
+    ``lens_q``, ``lens_k``: if given, each sequence is drawn like a batch of one and packed after
+        the previous one; batch, seq_q and seq_k are ignored.
     """
 
     kind: str
@@ -122,7 +124,7 @@ def _large_scores(rng: np.random.Generator, spec: InputSpec) -> Draw:
 
 
 def _constant(rng: np.random.Generator, spec: InputSpec) -> Draw:
-    """Each head is constant: all weights are equal, and the output is the constant of v."""
+    """Each head is constant, so all weights are equal, and the output is the constant of v."""
     q, k, v = _normal(rng, spec)
     levels = rng.choice([-1.5, -0.75, 0.375, 0.5, 1.25], size=(3, spec.batch, 1, spec.heads, 1))
     for array, level in zip((q, k, v), levels, strict=True):
@@ -167,11 +169,11 @@ def _high_first_tile(rng: np.random.Generator, spec: InputSpec) -> Draw:
 
 
 def _growing_maxima(rng: np.random.Generator, spec: InputSpec) -> Draw:
-    """The scores of a row grow from tile to tile of keys, beginning with the last tile. Each tile's
-    are larger by 0.75 to 0.95 times log2(B_c / 16) octaves. A kernel that rescales lazily takes a
-    new maximum if the key with this maximum has enough weight in the sums so far, or if the maximum
-    has grown too much. Here the key's weight is just too small, so that only the bound on the
-    maximum's growth makes the kernel rescale."""
+    """The scores of a row grow from tile to tile of keys, beginning with the last tile. From one
+    tile to the next they grow by 0.75 to 0.95 times log2(B_c / 16) octaves. A kernel that rescales
+    lazily adopts a new maximum if the key with this maximum has enough weight in the sums so far,
+    or if the maximum has grown too much. Here the key's weight is just too small, so that only the
+    bound on the maximum's growth makes the kernel rescale."""
     q, k, v = _normal(rng, spec)
     tile = spec.first_tile
     direction = rng.choice(np.array([-1.0, 1.0], dtype=np.float32), size=spec.d)
@@ -198,8 +200,8 @@ def _nonfinite(rng: np.random.Generator, spec: InputSpec) -> Draw:
 
 
 def _lost_keys(rng: np.random.Generator, spec: InputSpec) -> Draw:
-    """All keys from a random key on have scores of -inf (kernels visit these first), and so do half
-    of the others."""
+    """All keys from a random key on have scores of -inf, and so do half of the keys before it.
+    Kernels visit the last keys first."""
     q, k, v = _normal(rng, spec)
     q[:] = np.abs(q) + 0.1
     lost = np.arange(spec.seq_k) >= spec.seq_k - rng.integers(1, spec.seq_k + 1)
@@ -217,13 +219,14 @@ def _huge(rng: np.random.Generator, spec: InputSpec) -> Draw:
 
 
 def _far_scores(rng: np.random.Generator, spec: InputSpec) -> Draw:
-    """Like 'one_hot', with scores up to FAR_SCORE.
+    """Like 'one_hot', but with scores up to FAR_SCORE.
 
     Each row attends to one key, and every sum is exact in fp32.
     """
     q, k, v = _one_hot(rng, spec)
     largest = math.sqrt(FAR_SCORE / (spec.scale * spec.d))
-    size = np.float32(2.0 ** min(14, math.floor(math.log2(largest))))  # fp16 ends at 2^15
+    # The largest power of two in fp16 is 2^15.
+    size = np.float32(2.0 ** min(14, math.floor(math.log2(largest))))
     return np.sign(q) * size, np.sign(k) * size, v
 
 
@@ -282,7 +285,7 @@ def _amid_nan(array: np.ndarray, columns: int) -> np.ndarray:
 
 
 def _sequences(spec: InputSpec) -> list[InputSpec]:
-    """The dense problems that are drawn one by one: the problem itself, or each packed sequence."""
+    """The dense problems that are drawn separately: the problem itself, or each packed sequence."""
     if spec.lens_q is None or spec.lens_k is None:
         return [spec]
     return [
@@ -301,7 +304,7 @@ def _draw(rng: np.random.Generator, spec: InputSpec) -> Draw:
 
 
 def draw_sinks(spec: InputSpec) -> np.ndarray:
-    """For each head a logit in fp32, about as large as the largest score of a row, so that both
-    have weight."""
+    """For each head a logit in fp32 that is about as large as the largest score of a row, so that
+    both the sink and the keys have weight."""
     rng = np.random.default_rng([spec.seed, spec.heads])
     return rng.normal(1.0, 2.0, spec.heads).astype(np.float32)

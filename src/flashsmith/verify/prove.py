@@ -42,9 +42,10 @@ BACKENDS = ("emulator", "gpu")
 _FINDINGS_SHOWN = 8
 # Values of options that have no effect.
 _NOT_SAID = (None, False, 0.0, NO_WINDOW)
-# The options of attention that decide what its kernel computes.
+# The options of attention that determine what its kernel computes.
 _OF_ATTENTION = ("causal", "window", "softcap", "lens_q", "lens_k", "ranges")
-# By the name of the operation; references of other operations are added when they are loaded.
+# The references, by the name of the operation; those of other operations are added when they are
+# loaded.
 _REFERENCES: dict[str, OperationReference] = {
     FORWARD.name: ForwardReference(),
     BACKWARD.name: BackwardReference(),
@@ -200,7 +201,7 @@ def _emulate(
     *,
     checks: bool,
 ) -> OperationResult:
-    """The outputs of a kernel in the emulator, which findings and counts accompany."""
+    """The outputs of a kernel in the emulator, with the findings and counts of that run."""
     own = all_checks(cfg.family.is_deterministic(cfg)) if checks else ()
     return reference_of(case.problem.computed).run(
         cfg,
@@ -317,7 +318,8 @@ def _draw_ranges(batch: int, seq_k: int, lens_k: Lens | None, seed: int, *, sink
 def _proof_options(
     problem: Problem, attention: Attention, others: dict[str, Any], seed: int, *, row_max: bool
 ) -> dict[str, Any]:
-    """The options of the operation's reference for what attention computes, and ``others``."""
+    """The options of the operation's reference: those that determine what attention computes, and
+    ``others``."""
     options = {name: getattr(attention, name) for name in _OF_ATTENTION} | others
     if problem.operation == DEFAULT:
         return options | {"row_max": row_max}

@@ -53,12 +53,14 @@ def compute_references(
     """Computes both references for 16-bit q, k, v of shape (batch, seq, heads, d), or packed
     (total, heads, d) with lens_q and lens_k. k and v may have fewer heads, and v its own d.
 
-    The same-precision reference computes like a textbook kernel: scores and softmax in fp32 from
+    The same-precision reference computes as a textbook kernel does: scores and softmax in fp32 from
     the 16-bit inputs, weights rounded to the dtype before the product with v, sums in fp32, and o
-    rounded. With ``ranges`` (partial attention), o is not rounded. A row that sees no key, or has
-    only scores of -inf, gives 0; its LSE is -inf, or the sink of its head. If a score is NaN or
-    +inf, o and the LSE are NaN. The row maximum is then +inf if a score is +inf, and NaN otherwise.
-    ``on_gpu``: whether PyTorch computes on the GPU. The arrays are on the host before and after.
+    rounded to the dtype. With ``ranges`` (partial attention), o is not rounded. For a row that sees
+    no key, or has only scores of -inf, o is 0, and the LSE is -inf or the sink of the head. If a
+    score is NaN or +inf, o and the LSE are NaN. The row maximum is then +inf if a score is +inf,
+    and NaN otherwise. ``on_gpu``: whether PyTorch computes on the GPU. The given and the returned
+    arrays are on the
+        host.
     """
     attention = Attention(scale, causal, window, softcap, lens_q, lens_k, ranges)
     return references_of(attention, q, k, v, sinks, on_gpu=on_gpu)
@@ -111,7 +113,7 @@ def joined(references: Iterable[References]) -> References:
 
 
 def _rows(at: tuple[int | slice, ...], block: slice) -> tuple[int | slice, ...]:
-    """The index in o of the rows ``block`` of the sequence at ``at``."""
+    """The index that selects the rows ``block`` of the sequence at ``at`` from o."""
     (first,) = at
     if isinstance(first, int):
         return (first, block)
@@ -119,7 +121,7 @@ def _rows(at: tuple[int | slice, ...], block: slice) -> tuple[int | slice, ...]:
 
 
 def _statistics(rows: tuple[int | slice, ...]) -> tuple[Any, ...]:
-    """The index of ``rows`` in lse and row_max, in which heads come before rows."""
+    """The index that selects ``rows`` from lse and row_max, in which heads come before rows."""
     *batch, block = rows
     return (*batch, slice(None), block)
 
@@ -140,7 +142,7 @@ class _Sequence:
         self.dtype, self.heads_q = q.dtype, heads_q
         self.q = engine.xp.moveaxis(q.reshape(self.seq_q, heads_k, heads_q // heads_k, d), 0, 2)
         self.k, self.v = (engine.xp.moveaxis(x, 0, 1)[:, None] for x in (k, v))
-        # NaN and inf need special care in products with 0; most problems have none.
+        # NaN and inf need special care in products with 0; most problems contain no NaN or inf.
         self.all_finite = bool(engine.xp.isfinite(engine.cast(v, "float32")).all())
 
     def run(self, sinks: Any) -> Iterator[tuple[slice, Any, Any, Any, Any, Any]]:
@@ -277,8 +279,8 @@ class _Block:
 
 
 def _normalised(engine: Engine, scores: Any, row_max: Any, sinks: Any) -> tuple[Any, Any]:
-    """exp(scores) divided by the sum of the row, which includes the sink, and the logarithm of this
-    sum."""
+    """exp(scores) divided by the row's sum, and the logarithm of this sum, which includes the
+    sink."""
     xp = engine.xp
     top = row_max if sinks is None else xp.maximum(row_max, sinks)
     # A row that sees no key has no maximum. If a score is +inf, its weight is NaN, because inf -

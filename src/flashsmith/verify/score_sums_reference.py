@@ -51,7 +51,7 @@ def expected_sums(
     sequences: tuple[Rows, ...] | list[Rows],
     precision: Any = np.float64,
 ) -> np.ndarray:
-    """The sums of the given shape along an axis, computed in a precision."""
+    """The sums along an axis, in the given shape and computed in the given precision."""
     total = np.zeros(shape, precision)
     for number, rows in enumerate(sequences):
         values = score_gradients(inputs, attention, number, rows, precision)
@@ -90,7 +90,7 @@ def score_gradients(
     rows: Rows,
     precision: Any = np.float64,
 ) -> np.ndarray:
-    """P (dP - D) slope of each query head, query and key of a sequence; 0 where hidden."""
+    """P (dP - D) slope for each query head, query and key of a sequence; 0 for hidden pairs."""
     q, do, o = (_heads_first(rows.of_queries(inputs[it]), precision) for it in ("q", "do", "o"))
     k, v = (_heads_first(rows.of_keys(inputs[it]), precision) for it in ("k", "v"))
     group = q.shape[0] // k.shape[0]

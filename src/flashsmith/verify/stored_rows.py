@@ -1,4 +1,4 @@
-"""The rows of a KV cache as references write and read them."""
+"""How references write and read the rows of a KV cache."""
 
 from __future__ import annotations
 

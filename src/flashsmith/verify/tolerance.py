@@ -1,5 +1,5 @@
-"""The tolerance rule: when an output is correct, and which element is the first that breaks the
-rule."""
+"""The tolerance rule: decides whether an output is correct, and finds the first element that breaks
+the rule."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from flashsmith.verify.reference import References
 MAX_ERROR_FACTOR = 2.0
 MAX_ERROR_SLACK = 1e-5
 RELATIVE_L2_BOUND = {DType.FP16: 1e-3, DType.BF16: 5e-3}
-# The distance between neighbouring numbers close to 0. If a sink has nearly all of a row's weight,
-# outputs are so small that rounding alone causes many times RELATIVE_L2_BOUND.
+# The distance between neighbouring numbers of the dtype close to 0. If a sink has nearly all of a
+# row's weight, outputs are so small that rounding alone causes many times RELATIVE_L2_BOUND.
 SMALLEST_STEP = {DType.FP16: 2.0**-24, DType.BF16: 2.0**-133}
-# If a reference is nearly zero, its norm is computed as if the elements had this magnitude.
+# If a reference is nearly zero, its norm is computed as if all elements had this magnitude.
 L2_FLOOR = 1e-6
 # In training, P is exp(score - LSE), so an absolute error of the LSE is a relative error of a row
 # of P. The absolute bound is a quarter of the unit roundoff of fp16; the polynomial for exp2 has
@@ -118,7 +118,8 @@ class OutputErrors(NamedTuple):
 @dataclass(frozen=True)
 class Comparison:
     """The comparison of an output with its references; ``reasons`` is empty if the output is
-    correct. ``errors`` has the errors of each output by name; the other figures are those of one.
+    correct. ``errors`` has the errors of each output by name; the other figures are those of a
+    single output.
     """
 
     reasons: tuple[str, ...]
@@ -144,7 +145,8 @@ class Comparison:
         return self.mismatches / max(1, self.outputs)
 
     def compared_with(self, ours: Comparison) -> Comparison:
-        """This comparison, of another library's outputs, by another rule than compare()'s.
+        """This comparison of another library's outputs, judged by another rule than
+        compare()'s.
 
         An output is wrong if its largest error or its relative L2 error is above MOST_OVER_OURS
         times the one of ``ours``, flashsmith's comparison with the same references. Errors up to
@@ -176,7 +178,7 @@ class Comparison:
 
 
 def why_over(theirs: Mapping[str, float], ours: Mapping[str, float]) -> list[str]:
-    """Why outputs of another library are wrong, by the rule of Comparison.compared_with().
+    """Why outputs of another library are wrong by the rule of Comparison.compared_with().
 
     ``theirs`` and ``ours`` have the largest error of each output by name.
     """
@@ -205,7 +207,8 @@ def heads_for_enough_outputs(batch: int, seq_q: int, heads: int, d: int) -> int:
 
 
 def _same_nonfinite(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    """For each element, whether both are finite, both NaN, or both the same infinity."""
+    """For each element, whether both arrays are finite, both are NaN, or both are the same
+    infinity."""
     finite = np.isfinite(a) & np.isfinite(b)
     return finite | (np.isnan(a) & np.isnan(b)) | (np.isinf(a) & (a == b))
 
@@ -272,7 +275,7 @@ def compare(
 ) -> Comparison:
     """Checks o (batch, seq_q, heads, d) and, if given, the LSE and the row maximum (batch, heads,
     seq_q). With lens_q they are packed: (total, heads, d) and (heads, total). For a kernel of
-    another library, only the dtype is known, and no mismatch is located.
+    another library only the dtype is known, so mismatches are not located in its tiles.
 
     NaN and inf must be where the float64 reference or the same-precision reference has them. These
     differ if a weight rounds to 0 and v is inf, or if o exceeds the range of the dtype: then one
@@ -454,7 +457,7 @@ def _check_output(
 
 
 def _largest(errors: np.ndarray) -> float:
-    """The largest of numbers that are not negative; 0 if there are none."""
+    """The largest of some non-negative numbers; 0 if there are no numbers."""
     return float(errors.max(initial=0.0))
 
 

@@ -21,7 +21,8 @@ _MORE_ROWS = 3
 
 
 class WriteSlotsReference(OperationReference):
-    """Rows for distinct slots in random order, some of them skipped, and caches with contents."""
+    """Rows for distinct slots in random order, some of which are skipped, and caches that already
+    have contents."""
 
     def draw(self, problem: Problem, kind: str, seed: int) -> dict[str, np.ndarray]:
         rng = np.random.default_rng(seed)

@@ -1,4 +1,4 @@
-"""Keeps each memory cell's last writer and the readers since that write; finds unordered
+"""Records each memory cell's last writer and the readers since that write, and finds unordered
 accesses."""
 
 from __future__ import annotations
@@ -40,12 +40,12 @@ class Conflict:
 
 @dataclass(frozen=True, slots=True)
 class Party:
-    """The threads that make an access, with its time and its instruction.
+    """The threads that make an access, and the time and instruction of the access.
 
     For each thread, ``lanes`` is the mask of the lanes that receive what the thread reads.
 
-    Atomics, strong loads and strong stores do not conflict with each other. ``by_word``: whether
-    the accesses are strong and cover whole words.
+    Atomics, strong loads and strong stores do not conflict with each other.
+    ``by_word``: whether the accesses are strong and cover whole words.
     """
 
     threads: np.ndarray
@@ -406,7 +406,7 @@ class AccessHistory:
     def _engines(
         self, cells: np.ndarray, columns: np.ndarray, threads: np.ndarray, order: HappensBefore
     ) -> np.ndarray:
-        """The engines, as actors, for which the columns of EngineReads stand.
+        """The engines, as actors, that the columns of EngineReads represent.
 
         A cell's bank is the CTA that owns the memory.
         """

@@ -41,7 +41,7 @@ class Check(Observer):
         """Stores the launch's shape; subclasses extend it."""
         self._threads_per_cta = launch.threads_per_cta
         self._arrays = launch.memory.ranges()
-        self._places = {}  # the lines of another kernel are different
+        self._places = {}  # another kernel has other lines
 
     def report(
         self, kind: str, site: Site, message: str, threads: np.ndarray, address: int

@@ -17,7 +17,7 @@ class EngineReads:
 
     A cell has one column for each engine that can read it: the column is given by the engine's
     kind, its number, and the distance from the CTA that owns the memory to the engine's CTA. The
-    distance is 0 except if the engine copies between CTAs.
+    distance is 0 unless the engine copies between CTAs.
     """
 
     def __init__(self, banks: int, size: int, granule: int) -> None:
@@ -61,6 +61,6 @@ class EngineReads:
         return index, columns, clocks[index, columns], self._shadow["site"][cells[index], columns]
 
     def engine(self, column: int, cta: int) -> Engine:
-        """The engine that a column stands for in the memory of ``cta``."""
+        """The engine that a column represents in the memory of ``cta``."""
         kind, number, away = next(key for key, place in self._columns.items() if place == column)
         return Engine(kind, cta + away, number)

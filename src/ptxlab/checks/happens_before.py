@@ -49,8 +49,8 @@ _ALWAYS = np.iinfo(np.int32).max
 #: How a thread is ordered after other clusters. Maps a cluster's number to (ordered clocks, fenced
 #: clocks), each with one clock per column. It never changes after it is made.
 Far = dict[int, tuple[np.ndarray, np.ndarray]]
-#: The key that stands for the previous launch in place of a cluster's number. A thread is ordered
-#: after all of that launch or after nothing in it.
+#: The key for the previous launch, used in place of a cluster's number. A thread is ordered after
+#: all of that launch or after nothing in it.
 _LAUNCH_BEFORE = -1
 
 
@@ -112,9 +112,9 @@ class HappensBefore:
 
     Times are the emulator's event clock, which only grows.
 
-    For barriers of whole CTAs there is one number per CTA, the floor: all threads of the CTA are
-    ordered after each other up to this clock. There is also one matrix of clocks per cluster. It is
-    allocated when something other than a CTA barrier creates order.
+    Barriers of whole CTAs need only one number per CTA, the floor: all threads of the CTA are
+    ordered after each other up to this clock. There is also one matrix of clocks per cluster, which
+    is allocated when something other than a CTA barrier creates order.
     """
 
     def __init__(
@@ -243,8 +243,8 @@ class HappensBefore:
     def ordered_after(
         self, threads: np.ndarray, actors: np.ndarray, clocks: np.ndarray
     ) -> np.ndarray:
-        """For each thread, whether it is ordered after its actor up to the given clock; arrays are
-        broadcast."""
+        """For each pair of a thread and an actor, whether the thread is ordered after the actor up
+        to the given clock; arrays are broadcast."""
         ctas = self.cta(threads)
         same_cta = ctas == self.cta(actors)
         result: np.ndarray = (threads == actors) | (same_cta & (self._floor[ctas] >= clocks))
@@ -315,8 +315,8 @@ class HappensBefore:
     def common(self, threads: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Two arrays of clocks, with one entry per column.
 
-        The given threads belong to one CTA. All of them are ordered after a column's actor up to
-        the first clock, and the actor's work is fenced for all of them up to the second.
+        For threads of one CTA: all of them are ordered after a column's actor up to the first
+        clock, and the actor's work is fenced for all of them up to the second clock.
         """
         ctas, tids = self.cta(threads), threads % self._threads
         cluster, rows = self._place(threads)
@@ -450,8 +450,8 @@ class HappensBefore:
         return self._merged[numbers]
 
     def _learn(self, cta: int, members: np.ndarray, numbers: frozenset[int]) -> None:
-        """Additionally orders a CTA's threads after the clocks in the sets ``numbers``, for other
-        clusters."""
+        """Also orders a CTA's threads after the clocks of other clusters in the sets with these
+        ``numbers``."""
         if not numbers:
             return
         places = self._places(cta, members)

@@ -62,7 +62,7 @@ class Races(Check):
 
     Rules:
 
-    - ldmatrix reads for all lanes of its warp, regardless of which lane gives the address.
+    - ldmatrix reads on behalf of all lanes of its warp, whichever lane gives the address.
     - A cp.async counts as two writes. When it is issued, it must be ordered after all earlier
       accesses to the memory. When the issuing thread has waited for the data, they count as a
       second write by this thread. In between, ``InFlight`` checks the memory.
@@ -178,7 +178,7 @@ class Races(Check):
         touched = self._shared.locate(ctas, event.addresses, event.sizes)
         party = self._party(event.threads, event.clock, event.issued)
         for _ in self._shared.record_write(touched, party):
-            # If two copies write one cell, that was already reported when the second was issued.
+            # Two copies that write one cell were already reported when the second was issued.
             pass
 
     def mbarrier(self, event: MbarrierEvent) -> None:

@@ -110,8 +110,8 @@ class Words:
 class OtherShared:
     """Contiguous bytes of a CTA's shared memory.
 
-    There is one coordinate, the address of the first byte in that memory. ``base``: where the
-    memory of this CTA begins in the shared memory of the whole wave.
+    There is one coordinate, the address of the first byte in that memory.
+    ``base``: where the memory of this CTA begins in the shared memory of the whole wave.
     """
 
     memory: BankedMemory
@@ -154,8 +154,8 @@ class _Load:
 class _Store:
     """A copy out of one CTA's shared memory.
 
-    ``add``: whether it is a reduction, which adds to global memory. ``data``: the bytes read from
-    shared memory; None if they have not been read yet.
+    ``add``: whether it is a reduction, which adds to global memory.
+    ``data``: the bytes read from shared memory; None if they have not been read yet.
     """
 
     site: Site
@@ -438,7 +438,7 @@ class BulkCopies:
         random = self.wave.random
         for store in stores:
             self._read_shared(store)
-            # From now on the write may happen at any time: now, at the wait, or at the end of the
+            # From here on, the write may happen at any time: now, at the wait, or at the end of the
             # kernel.
             if random is not None and random.random() < _WRITTEN_EARLY:
                 self._write(store)

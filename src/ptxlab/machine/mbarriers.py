@@ -82,7 +82,7 @@ class MbarrierWait(Wait):
         self.granted(self, np.ones(self.group.n, np.bool_) if mask is None else mask)
 
     def reasons(self) -> list[tuple[np.ndarray, str]]:
-        """Each mbarrier with the parity waited for and the arrivals and bytes that are missing."""
+        """Describes each mbarrier, with the awaited parity and the missing arrivals and bytes."""
         found, over = [], self.passed()
         for barrier, positions, phases in self.targets:
             positions, phases = positions[~over[positions]], phases[~over[positions]]
@@ -276,7 +276,7 @@ class Mbarriers:
                 "it was set to expect",
                 barrier.address,
             )
-            # Continues as if these bytes had been expected.
+            # The emulator continues as if these bytes had been expected.
             barrier.bytes[lacking] = 0
             over |= lacking
         if not over.any():

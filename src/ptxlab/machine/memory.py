@@ -153,8 +153,8 @@ class GlobalMemory(GlobalMemoryView):
         begin, view = known.view(size)
         relative = addresses - begin
         # The OR of the offsets is at least as large as each offset. It is negative if any offset is
-        # negative, and its low bits are 0 only if all offsets' low bits are. So one pass checks
-        # both range and alignment.
+        # negative, and its low bits are 0 only if all offsets' low bits are. So a single pass over
+        # the offsets checks both range and alignment.
         bits = int(relative) if scalar else int(np.bitwise_or.reduce(relative))
         if bits & (size - 1):
             bad = next(int(a) for a in np.atleast_1d(addresses) if int(a) & (size - 1))
@@ -192,7 +192,7 @@ class GlobalMemory(GlobalMemoryView):
         )
 
     def place(self, address: int) -> str:
-        """Describes a global address, in words that can follow "the word at"."""
+        """Describes a global address in a phrase that can follow "the word at"."""
         for public in self.ranges():
             if public.begin <= address < public.end:
                 where = f"byte {address - public.begin} of {public.name}"

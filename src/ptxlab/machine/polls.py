@@ -1,4 +1,4 @@
-"""Polls: the words that a polling loop has read, and whether these words have changed since."""
+"""Polls: the words that a polling loop has read, and whether they have changed since then."""
 
 from __future__ import annotations
 

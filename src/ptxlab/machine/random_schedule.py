@@ -14,8 +14,8 @@ class RandomSchedule(Random):
 
     Odd numbers give hesitant schedules: groups are also interrupted before waits, and one copy at a
     time is delayed as long as anything else can run. This finds mistakes that appear only after a
-    stall at exactly such a point, or after many groups have overtaken one. Other mistakes appear
-    only in schedules that are not hesitant.
+    stall at exactly such a point, or only after many groups have overtaken another group. Other
+    mistakes appear only in schedules that are not hesitant.
     """
 
     def __init__(self, number: int) -> None:

@@ -65,9 +65,9 @@ class Scheduler:
 
     Without ``random`` the schedule is fixed: groups run in rotation, and an asynchronous transfer
     arrives only when no group can run. With ``random``, groups run, transfers arrive and waits are
-    refused in random order. One warpgroup at a time is the laggard, which runs only
-    when no other warpgroup can. Some mistakes show only if one warpgroup gets far ahead of another,
-    which never happens in rotation.
+    refused in random order. At any time one warpgroup is the laggard, which runs only when no other
+    warpgroup can. Some mistakes show only if one warpgroup gets far ahead of another, which never
+    happens in rotation.
     """
 
     def __init__(
@@ -256,8 +256,8 @@ class Scheduler:
         return False
 
     def _refuse(self) -> bool:
-        """Makes a wait that may give up return false. The same wait is refused again only after
-        another event."""
+        """Makes a wait that is allowed to give up return false. The same wait is refused again only
+        after another event."""
         for task in self.waiting:
             if task.wait is not None and task.wait.refusable and task.refused != self.news_count:
                 task.refused = self.news_count

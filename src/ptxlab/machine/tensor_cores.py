@@ -44,8 +44,8 @@ def tf32_to_floats(words: np.ndarray) -> np.ndarray:
 
 @dataclass(frozen=True)
 class OperandType:
-    """A type of operands: its name in PTX, the conversion to float32, bytes per element, least
-    exponent."""
+    """A type of operands: its name in PTX, its conversion to float32, its bytes per element, and
+    its least exponent."""
 
     name: str
     floats: Callable[[np.ndarray], np.ndarray]

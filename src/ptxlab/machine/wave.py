@@ -41,8 +41,8 @@ from ptxlab.machine.wave_memory import WaveMemory
 
 u4 = np.uint32
 
-#: After this many backward jumps a group lets others run. Otherwise a group in a spin loop would
-#: starve the groups for which it waits.
+#: After this many backward jumps a group lets other groups run; otherwise a group in a spin loop
+#: would starve the groups for which it waits.
 _TURN = 64
 
 

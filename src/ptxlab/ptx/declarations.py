@@ -1,4 +1,4 @@
-"""The declarations of PTX: numbers, variables, parameters, performance directives."""
+"""Parses the declarations of PTX: numbers, variables, parameters, performance directives."""
 
 from __future__ import annotations
 

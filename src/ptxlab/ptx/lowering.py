@@ -1,4 +1,4 @@
-"""Replaces calls and bar.red by simpler instructions.
+"""Replaces calls and bar.red with simpler instructions.
 
 - A call to a function of the module is replaced by the function's body. The .param variables of
   calls become local memory of the thread.

@@ -290,7 +290,7 @@ def _post_dominators(flow: Flow) -> None:
     for node in flow.nodes:
         strict = sets[node.index] & ~(1 << node.index)
         candidates = [i for i in range(flow.exit + 1) if strict >> i & 1]
-        # The set never shrank, which may mean that the exit cannot be reached from the node.
+        # The set of post-dominators never shrank; perhaps the exit cannot be reached from the node.
         endless = sets[node.index] == everything and not _reaches_exit(flow, node.index)
         node.ipdom = flow.exit if endless else max(candidates, key=lambda i: sizes[i])
 

@@ -107,7 +107,7 @@ class Translator(Emitter):
         self.emit("    W.exited(G)")
         self.emit("    return None")
         self.indent = 1
-        self.emit("yield")  # Never reached; it makes a kernel without forks a generator too
+        self.emit("yield")  # This line never runs; it makes a kernel without forks a generator too
         code = "\n".join(self.lines) + "\n"
         exec(compile(code, f"<emulated {self.entry.name}>", "exec"), self.namespace)
         return Translated(

@@ -59,8 +59,8 @@ class Point:
 
     @property
     def flashsmith(self) -> Measurement | None:
-        """The row that stands for flashsmith: attention() if measured, otherwise the fastest
-        config."""
+        """The row that represents flashsmith: attention()'s row if it was measured, otherwise the
+        fastest config's."""
         return self.chosen or self.best_kernel
 
     @property
@@ -101,13 +101,13 @@ class ProblemGroup:
 
     @property
     def first(self) -> Measurement:
-        """The first row, which stands for the properties that all points share."""
+        """The first row, which represents the properties that all points share."""
         return self.points[0].row
 
 
 @dataclass(frozen=True)
 class Summary:
-    """The results of one operation on one GPU: the points in which flashsmith has a rate, all in
+    """The results of one operation on one GPU: the points for which flashsmith has a rate, all in
     one unit."""
 
     gpu: str
@@ -166,8 +166,8 @@ def _medians(
 ) -> dict[str, Measurement]:
     """One row for each name.
 
-    If a name has several rows, the row with the median time is taken; of an even number of rows,
-    the slower of the middle two.
+    If a name has several rows, the row with the median time is taken; if their number is even, the
+    slower of the middle two.
     """
     repeats: dict[str, list[Measurement]] = {}
     for row in rows:
@@ -181,11 +181,11 @@ def _medians(
 def make_groups(points: Iterable[Point]) -> list[ProblemGroup]:
     """Groups the points that share a chart.
 
-    Their lengths differ; the batch is the same or shrinks as the length grows. Problems over a
-    cache, where memory is the limit, share a chart for all sizes.
+    These points differ in length; the batch is the same or shrinks as the length grows. Problems
+    over a cache, which are limited by memory, share a chart for all sizes.
 
-    A row continues a chart if its length is greater than the last row's and it has more than half
-    as many tokens. So the batch may be halved when the length grows.
+    A row continues a chart if it is longer than the last row and has more than half as many tokens.
+    This allows the batch to be halved when the length grows.
     """
     chains: dict[Any, list[list[Point]]] = {}
     for point in sorted(points, key=lambda point: (point.row.seq_k, -point.row.batch)):
@@ -200,8 +200,8 @@ def make_groups(points: Iterable[Point]) -> list[ProblemGroup]:
 
 
 def _continues(last: Measurement, row: Measurement) -> bool:
-    """Whether a row continues a group: its length is greater than the last row's, and it has more
-    than half as many tokens."""
+    """Whether a row continues a group, which means that it is longer than the group's last row and
+    has more than half as many tokens."""
     if row.is_memory_bound:
         return sizes(last) != sizes(row)
     tokens, before = row.batch * row.seq_k, last.batch * last.seq_k
@@ -308,8 +308,8 @@ def problem_words(row: Measurement) -> str:
 
 
 def setting_words(settings: Iterable[Setting]) -> dict[Setting, str]:
-    """Each setting in words: the first facts that distinguish it from the others, or '' if there is
-    only one setting."""
+    """Each setting in words, namely the first facts that distinguish it from the others; '' if
+    there is only one setting."""
     facts = {setting: setting_facts(setting) for setting in settings}
     told: dict[Setting, tuple[str, ...]] = dict.fromkeys(facts, ())
     for name in next(iter(facts.values()), {}):
@@ -323,11 +323,11 @@ def setting_words(settings: Iterable[Setting]) -> dict[Setting, str]:
 
 
 def titles(rows: Sequence[Measurement]) -> list[str]:
-    """The titles of groups; each row stands for one group.
+    """The titles of groups; each row represents one group.
 
     A title describes the problems. If there are several GPUs, it also names the GPU. If several
-    groups have the same description, their titles also have the batch and those facts of the
-    setting that differ.
+    groups have the same description, their titles also contain the batch and the facts in which
+    their settings differ.
     """
     several_gpus = len({row.gpu for row in rows}) > 1
 
@@ -379,7 +379,7 @@ def last_measured(points: Iterable[Point]) -> list[Point]:
 
 
 def summaries(points: Iterable[Point]) -> list[Summary]:
-    """Groups the points in which flashsmith has a rate by GPU, operation and unit."""
+    """Groups the points for which flashsmith has a rate by GPU, operation and unit."""
     found = []
     for gpu, on_gpu in by_gpu(point for point in points if point.flashsmith).items():
         parts: dict[tuple[str, bool], list[Point]] = {}

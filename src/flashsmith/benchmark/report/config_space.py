@@ -1,5 +1,5 @@
-"""The config space that was measured: for each problem the best configs, the distribution of rates,
-and the rates by tile and by the knobs that differ."""
+"""The measured config space: for each problem the best configs, the distribution of rates, and the
+rates by tile and by the knobs in which the configs differ."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from flashsmith.benchmark.report.results import digits_of, is_flashsmith, rate_o
 from flashsmith.benchmark.report.svg_charts import robust_range
 from flashsmith.safe_json import whole_number
 
-# A problem with fewer configs than this does not get a section on its space.
+# The report has no section on the config space of a problem with fewer configs than this.
 LEAST_CONFIGS = 4
 # At most this many rows and columns per heat map, and heat maps per page.
 MOST_ROWS = 40
@@ -33,8 +33,8 @@ _DIGITS = re.compile(r"\d", re.ASCII)
 class SearchedSpace:
     """The configs of one family that were measured on one problem, each with its last measurement.
 
-    ranked: configs that have a rate, the fastest first.
-    wrong: configs that were wrong or failed.
+    ranked: the configs that have a rate, fastest first.
+    wrong: the configs that gave wrong results or failed.
     dropped: how many configs the search dropped.
     """
 
@@ -76,8 +76,8 @@ def _rate(row: Measurement) -> float:
 
 
 def _rounds(row: Measurement) -> tuple[bool, bool, int]:
-    """The key by which the measurements of a config are sorted: a search times good configs again
-    and longer, in later rungs and in the finals."""
+    """The key by which the measurements of a config are sorted. A search times good configs again,
+    and for longer, in later rungs and in the finals."""
     digits = "".join(_DIGITS.findall(row.protocol))
     return (_rate(row) > 0, "rung" not in row.protocol, whole_number(digits) or 0)
 
@@ -140,7 +140,7 @@ def make_heat_map(one: SearchedSpace) -> HeatMap:
     for row in one.ranked:
         tile, words = parts[row.config]
         best.setdefault((_knobs(words, common), tile), row)
-    # The configs are sorted by rate, so the first one in a row or column is the best there.
+    # The configs are sorted by rate, so the first one of a row or column is its best.
     rows = list(dict.fromkeys(knobs for knobs, _ in best))
     shown = rows[:MOST_ROWS]
     wrong = {(_knobs(parts[row.config][1], common), parts[row.config][0]) for row in one.wrong}

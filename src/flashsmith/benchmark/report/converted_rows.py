@@ -24,7 +24,7 @@ _CONTENDERS = {"attention()": "ours", "FA2": "fa2"}
 
 
 def read_speed(path: Path) -> list[Measurement]:
-    """Reads the rows of benchmarks/h200/semantics-speed.csv, which name no environment.
+    """Reads the rows of benchmarks/h200/semantics-speed.csv, which do not contain the environment.
 
     Raises ArgumentError with the number of the first line that cannot be used.
     """

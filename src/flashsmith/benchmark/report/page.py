@@ -1,4 +1,5 @@
-"""The page of the report: data for the templates, one HTML file, and a folder of SVG charts."""
+"""The report's page: prepares data for the templates, and writes one HTML file and a folder of SVG
+charts."""
 
 from __future__ import annotations
 
@@ -125,7 +126,7 @@ def _overview(summary: Summary, peers: Sequence[str], places: Mapping[str, int])
 
 
 def _compared(points: Sequence[Point], peers: Sequence[str]) -> list[str]:
-    """The first few peers that were measured on the problems on which flashsmith was measured."""
+    """The first few of the peers that were measured on the same problems as flashsmith."""
     return [peer for peer in peers if comparison.ratios(points, peer)][:_COMPARED_PEERS]
 
 
@@ -186,7 +187,7 @@ def page_templates() -> Environment:
         loader=jinja2.FileSystemLoader(Path(__file__).with_name("templates")),
         autoescape=True,
         undefined=jinja2.StrictUndefined,
-        # Control characters are removed, because HTML does not allow them either.
+        # Control characters are also removed, because HTML does not allow them.
         finalize=lambda value: printable(value, lines=True) if type(value) is str else value,
         trim_blocks=True,
         lstrip_blocks=True,

@@ -34,7 +34,7 @@ READS = (
     "'flashsmith progression', 'roofline' and 'run', the CSV of 'flashsmith ncu', the table of "
     "'flashsmith roofline' (.txt); CSV and JSON also with .gz"
 )
-# Limit for decompressed data, because a small file may decompress to more than the disk can hold.
+# The limit on decompressed data, because a small file may decompress to more than fits.
 _MOST_DECOMPRESSED = 1 << 30
 
 
@@ -143,8 +143,8 @@ def _read_text(path: Path) -> Results:
 
 
 def _rows(path: Path, what: str, rows: Sequence[Measurement]) -> Results:
-    """The rows whose figures can be used: a row with a rate or time that is NaN, infinite or
-    negative can be neither drawn nor compared."""
+    """The rows whose figures can be used. A row whose rate or time is NaN, infinite or negative can
+    be neither drawn nor compared."""
     kept, left_out = [], []
     for number, row in enumerate(rows, 1):
         values = {name: getattr(row, name) for name in _FIGURES}
@@ -163,8 +163,8 @@ def _is_figure(name: str, value: float | None) -> bool:
 
 def _read_lines(path: Path) -> Results:
     records = read_lines(path)
-    # The first line decides what the file is, because a log may contain lines of several kinds,
-    # some of which have a few of these names.
+    # The first line determines the kind of file, because a log may contain lines of several kinds,
+    # and some of these also have a few of these names.
     if records and 2 * len(_ROW_COLUMNS & records[0].keys()) < len(_ROW_COLUMNS):
         shown = quoted(", ".join(records[0]), 120)[1:-1]
         raise _NoResult(
@@ -241,7 +241,7 @@ def _from_object(path: Path, value: dict[str, Any]) -> Results | None:
 
 
 def with_stored_rooflines(results: Results) -> Results:
-    """The results, with those rooflines added that are stored on this machine and belong to GPUs in
+    """The results, to which the rooflines are added that this machine has stored for the GPUs in
     the rows.
 
     Raises ArgumentError if a stored roofline is damaged.

@@ -33,7 +33,7 @@ ENVIRONMENT_NAMES = {"gpu": "GPU", "cuda": "CUDA", "torch": "PyTorch", "python":
 class Source:
     """A file that was read.
 
-    what: the kind of the file.
+    what: the kind of file.
     count: how many rows (steps, ceilings) the file has.
     left_out: one sentence for each value or part of the file that was left out.
     """
@@ -104,7 +104,7 @@ def name_of(row: Measurement) -> str:
 
 
 def rate_of(row: Measurement | None) -> float | None:
-    """The throughput of a row in the unit that ``unit_of`` gives; None if there is no row or the
+    """The throughput of a row in the unit that ``unit_of`` returns; None if there is no row or the
     row has no throughput."""
     if row is None or not row.is_memory_bound:
         return row.tflops if row else None
@@ -141,7 +141,8 @@ def _fact(value: Any) -> Any:
 
 
 def setting_facts(setting: Setting) -> dict[str, str]:
-    """The facts of a setting as the page shows them, the most important first; '' if unknown."""
+    """The facts of a setting in the form that the page shows, the most important first; '' for
+    unknown facts."""
     known = dict(setting.environment)
     others = {
         name: f"{ENVIRONMENT_NAMES.get(name, name)} {value}" if value else ""

@@ -29,8 +29,8 @@ _IN_SIGHT = 2.0
 
 @dataclass(frozen=True)
 class RooflinePoint:
-    """One kernel on one problem: the FLOP per byte, and the rates that the ceilings allow the
-    kernel."""
+    """One kernel on one problem: its FLOP per byte, and the highest rate that each ceiling allows
+    it."""
 
     row: Measurement
     rate: float
@@ -39,7 +39,7 @@ class RooflinePoint:
 
     @property
     def tightest(self) -> Bound | None:
-        """The ceiling that limits the kernel to the lowest rate."""
+        """The ceiling with the lowest limit on the kernel's rate."""
         return self.bounds[0] if self.bounds else None
 
     @property
@@ -84,7 +84,7 @@ def _points(group: ProblemGroup, measured: Roofline) -> list[RooflinePoint]:
         try:
             cfg, problem = parse_kernel_name_into_config(row.config), row.problem
         except (ConfigParseError, ArgumentError):
-            # A config of another version may be unknown: its measurement stays on the page, but
+            # A config of another version may be unknown; its measurement stays on the page, but
             # without ceilings.
             continue
         if problem.attn_flop():

@@ -48,7 +48,8 @@ class ChartShape:
 
 @dataclass(frozen=True)
 class Chart:
-    """An SVG whose shapes lie in a box of WIDTH by `height`. It scales with the width of the page.
+    """An SVG picture whose shapes are in a box of WIDTH by `height`. The picture scales with the
+    width of the page.
 
     `alt` describes the chart for screen readers; `caption` is shown below the chart. `facets` are
     the values that the filters of the page use.
@@ -64,7 +65,7 @@ class Chart:
 
 @dataclass(frozen=True)
 class Series:
-    """The rates of one implementation, one for each x value; None if a rate is missing."""
+    """The rates of one implementation, one for each x value; a missing rate is None."""
 
     name: str
     rates: Sequence[float | None]
@@ -125,8 +126,8 @@ def text_width(text: str) -> float:
 def robust_range(values: Sequence[float], reach: float = 1.5) -> tuple[float, float]:
     """The smallest and the largest value, without outliers.
 
-    The middle half is the range between the quartiles. An outlier is farther from it than `reach`
-    times its width.
+    An outlier is farther from the range between the quartiles than `reach` times the width of this
+    range.
     """
     if len(values) < 4:
         return min(values), max(values)
@@ -136,7 +137,7 @@ def robust_range(values: Sequence[float], reach: float = 1.5) -> tuple[float, fl
 
 
 def spread_out(wanted: Sequence[float], gap: float) -> list[float]:
-    """Moves positions apart, to distances of at least `gap`.
+    """Moves positions apart until their distances are at least `gap`.
 
     The positions keep their order and stay close to the wanted ones.
 
@@ -319,7 +320,7 @@ def _label(series: Series, lengths: Sequence[tuple[int, int]], digits: int) -> s
 
 
 def _last(series: Series) -> tuple[int, float]:
-    """The index of the last length that has a rate, and this rate."""
+    """The index of the last length that has a rate, and the rate."""
     return [(place, rate) for place, rate in enumerate(series.rates) if rate][-1]
 
 
@@ -353,7 +354,7 @@ def roofline(
     )
     ends = []
     for words, rate in zip(levels, ceilings.values(), strict=True):
-        # A ceiling begins where the bandwidth line meets it.
+        # The line of a ceiling begins where the bandwidth line meets it.
         begin = x_of(rate / dram_tb_per_s) if dram_tb_per_s else _LEFT
         drawing.line("ceiling", (begin, y_of(rate)), (drawing.right, y_of(rate)))
         ends.append((words, "label muted", drawing.right - 5, y_of(rate)))

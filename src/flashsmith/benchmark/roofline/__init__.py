@@ -1,5 +1,5 @@
 """The roofline: a GPU's ceilings, each measured with a kernel that does only one thing, and how far
-other kernels stay below these ceilings.
+below these ceilings other kernels are.
 
 ``measure_roofline`` measures the ceilings, ``load_roofline`` reads an earlier measurement, and
 ``bounds`` gives the rates that the ceilings allow a config on a problem.

@@ -98,8 +98,8 @@ def measure_roofline(
     """Measures every ceiling of GPU 0. A launch takes about `launch_ms`.
 
     A ceiling that cannot be measured is stored without a rate and with the reason; one that fails
-    is marked wrong. The others are still measured. `progress` is called with the next step, the
-    number of completed steps and the number of all steps.
+    is marked wrong. The remaining ceilings are still measured. `progress` is called with the next
+    step, the number of completed steps and the number of all steps.
 
     Raises ArgumentError for an invalid `launch_ms`, LaunchError without a GPU, and ToolchainError
     or CompileError if compiling fails.
@@ -146,7 +146,7 @@ def measure_ceiling(
         samples = timer(_Launches(bench.key, running, turns), PROTOCOL)
     except CeilingUnavailable as gap:
         return replace(empty, note=str(gap))
-    except (WrongOutput, RuntimeError) as failure:  # of the driver, or of PyTorch
+    except (WrongOutput, RuntimeError) as failure:  # RuntimeError: the driver's or PyTorch's
         return replace(empty, wrong=True, note=str(failure))
     per_second = running.work * turns / samples.median_ms * 1e3
     return replace(
@@ -211,7 +211,7 @@ class GpuModule:
 
 @dataclass(frozen=True)
 class GpuKernel:
-    """A loaded kernel, with those launch parameters that are the same for all its launches."""
+    """A loaded kernel, with the launch parameters that are the same for all its launches."""
 
     function: ctypes.c_void_p
     smem_bytes: int

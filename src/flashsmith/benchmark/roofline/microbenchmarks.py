@@ -17,7 +17,8 @@ from flashsmith.verify.proof_inputs import numpy_dtype
 
 
 class CeilingUnavailable(Exception):
-    """A ceiling cannot be measured here; this is not a failure. The message is the reason."""
+    """Raised if a ceiling cannot be measured here, which is not a failure. The message is the
+    reason."""
 
 
 class WrongOutput(Exception):
@@ -93,7 +94,7 @@ class Microbenchmark:
     source: the file in csrc/roofline; '' if a library's kernel is used.
     archs: the architectures that have the instructions of the kernel; () for all.
 
-    ``start`` raises CeilingUnavailable if the ceiling cannot be measured.
+    ``start`` raises CeilingUnavailable if the ceiling cannot be measured here.
     """
 
     key: str
@@ -103,7 +104,7 @@ class Microbenchmark:
     archs: tuple[int, ...] = ()
 
     def absence(self, arch: int) -> str:
-        """Why an architecture does not have this ceiling; '' if it has."""
+        """Why an architecture does not have this ceiling; '' if it has it."""
         if self.archs and arch not in self.archs:
             return f"{self.source} is an instruction of sm_{self.archs[0]}a, and this is sm_{arch}"
         return ""
@@ -173,8 +174,8 @@ SHAPES = (REGISTERS, SHARED_16, SHARED_32, WGMMA_128, WGMMA_256)
 class Product(PreparedMicrobenchmark):
     """A kernel that computes a matrix product of random operands, with one CTA on every SM.
 
-    The operands are random because, with constant ones, fewer transistors would switch. The GPU
-    would draw less power and run at a higher clock than in real GEMMs.
+    The operands are random because constant operands make fewer transistors switch, so that the GPU
+    draws less power and runs at a higher clock than in real GEMMs.
     """
 
     def __init__(self, shape: ProductShape, dtype: DType, machine: Machine) -> None:
@@ -229,7 +230,7 @@ PRODUCTS = tuple(
 )
 
 
-# --- cuBLAS through PyTorch: what a tuned library gets out of the GPU ---
+# --- cuBLAS through PyTorch: the rate that a tuned library reaches ---
 
 MATMUL_SIZE = 8192
 _MATMUL_CHECKED_ROWS = (0, 1, MATMUL_SIZE // 2, MATMUL_SIZE - 1)
@@ -240,7 +241,7 @@ _MATMUL_SEED = 22
 
 
 class LibraryProduct(PreparedMicrobenchmark):
-    """A product of matrices of size MATMUL_SIZE by cuBLAS; an iteration is one call."""
+    """A cuBLAS product of matrices of size MATMUL_SIZE; an iteration is one call."""
 
     first_turns = 2
 
@@ -384,7 +385,7 @@ class MemoryRead(PreparedMicrobenchmark):
 
 
 def words(count: int) -> np.ndarray:
-    """The first `count` words that fill_words writes to the buffer; `count` is at most PERIOD."""
+    """The first `count` words that fill_words writes to a buffer; `count` is at most PERIOD."""
     x = np.arange(count, dtype=np.uint32) * np.uint32(0x9E3779B9)
     x = (x ^ x >> np.uint32(16)) * np.uint32(0x85EBCA6B)
     x = (x ^ x >> np.uint32(13)) * np.uint32(0xC2B2AE35)

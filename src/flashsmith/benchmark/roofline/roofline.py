@@ -1,5 +1,5 @@
 """Roofline: the measured ceilings of a GPU as data, the files that store them, and the bounds that
-they give.
+follow from them.
 
 All bounds are in TFLOP/s of the two GEMMs, as in all tables: 4 b h s_q s_k d FLOP, half of that if
 causal.
@@ -28,7 +28,7 @@ from flashsmith.safe_json import UnusableTextError, read_json
 Unit = Literal["TFLOP/s", "Gop/s", "TB/s"]
 KIND = "flashsmith roofline"
 SCHEMA = 1
-# How many operations or bytes per second each unit stands for.
+# The number of operations or bytes per second that each unit means.
 SCALE: dict[Unit, float] = {"TFLOP/s": 1e12, "Gop/s": 1e9, "TB/s": 1e12}
 
 
@@ -103,7 +103,7 @@ class Roofline:
         """Reads a roofline from the JSON that to_json() writes; fields of later versions are
         ignored.
 
-        Raises ArgumentError if the value is anything else.
+        Raises ArgumentError for any other value.
         """
         if not isinstance(value, dict):
             raise _foreign(f"{quoted(value, 80)} is not an object")
@@ -199,7 +199,7 @@ def _folder() -> Path:
 class ProblemIntensity:
     """FLOP of the two GEMMs per byte of DRAM traffic, per byte of L2 traffic, and per exponential.
 
-    dram: q, k, v and o count once each, which is the minimum.
+    dram: q, k, v and o are each counted once, which is the minimum.
     l2: what CTAs read and write; each CTA reads its Q block and all keys that the block sees.
 
     For operations other than attention, dram and l2 both count each tensor once, and exp2 is
@@ -240,7 +240,7 @@ def intensity(problem: Problem, cfg: Any) -> ProblemIntensity:
 
 
 def _bytes_once(problem: Problem) -> tuple[int, int]:
-    """The bytes of q and o together, and of k and v together."""
+    """The number of bytes of q and o together, and of k and v together."""
     row = problem.batch * (problem.d + problem.d_v) * problem.dtype.element_size
     return row * problem.heads_q * problem.seq_q, row * problem.heads_k * problem.seq_k
 

@@ -53,14 +53,14 @@ _MEASURED_ON = re.compile(
     r"(?P<gpu>\S.*) \(sm_(?P<arch>\d{1,9}), (?P<sms>\d{1,9}) SMs\)(?P<rest>.*); (?P<time>\S+)",
     re.ASCII,
 )
-# Only this many characters are searched, far more than print_roofline() prints below the table,
-# because the search takes quadratic time.
+# Only this many characters are searched, because the search takes quadratic time. print_roofline()
+# prints far fewer below the table.
 _MOST_BELOW = 4000
 
 
 def parse_roofline(text: str) -> Roofline | None:
-    """Reads the roofline from what print_roofline() prints when not on a terminal, with the printed
-    precision; None for any other text."""
+    """Reads the roofline, in the printed precision, from the output that print_roofline() writes
+    when not on a terminal; returns None for any other text."""
     lines = text.splitlines()
     below = " ".join(line for line in lines if line[:1] != "|")
     measured = _MEASURED_ON.search(below[:_MOST_BELOW])
@@ -85,7 +85,7 @@ def parse_roofline(text: str) -> Roofline | None:
             ),
             ceilings=tuple(_parsed(key, cells) for key, cells in facts.items()),
         )
-        # Makes the same checks as for a JSON file.
+        # This makes the same checks as for a JSON file.
         return Roofline.from_json(found.to_json())
     except (KeyError, ValueError, ArgumentError):
         return None

@@ -11,12 +11,14 @@ from flashsmith.families.tile_work import TileWork
 
 
 class Estimate(NamedTuple):
-    """The expected time of a call.
+    """The expected time of a call, and how its main kernel is launched.
 
-    ms: the time of all launches. The other fields describe the main kernel's launch. ctas: the
-    number of CTAs. resident: how many CTAs an SM holds. waves: ctas divided by the number of CTAs
-    that all SMs together hold. rows: rows in the tile of a CTA. heads: how many heads of q these
-    rows belong to.
+    ms: the time of all launches.
+    ctas: the number of CTAs.
+    resident: how many CTAs an SM holds.
+    waves: ctas divided by the number of CTAs that all SMs together hold.
+    rows: rows in the tile of a CTA.
+    heads: how many heads of q these rows belong to.
     """
 
     ms: float

@@ -24,8 +24,12 @@ _TAIL = 3.0
 
 
 class CtaSchedule(NamedTuple):
-    """ctas: the number of CTAs. waves: ctas divided by the number of CTAs that all SMs together
-    hold. cycles: from the start of the first CTA to the end of the last."""
+    """How the CTAs of a launch share the SMs.
+
+    ctas: the number of CTAs.
+    waves: ctas divided by the number of CTAs that all SMs together hold.
+    cycles: from the start of the first CTA to the end of the last.
+    """
 
     ctas: int
     waves: float

@@ -44,9 +44,11 @@ def time_of(environment: Mapping[str, Any]) -> str:
 class RankedConfig:
     """The measured time of one config.
 
-    family: the config's family. config: its short form. ms: the median time. tflops: attn_flop() of
-    the problem divided by that time. environment: where and when it was measured; 'time' is in ISO
-    8601 format.
+    family: the config's family.
+    config: its short form.
+    ms: the median time.
+    tflops: attn_flop() of the problem divided by that time.
+    environment: where and when it was measured; 'time' is in ISO 8601 format.
 
     Raises:
         ValueError: a field has the wrong type, a name is not printable or too long, or a figure is

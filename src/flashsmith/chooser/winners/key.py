@@ -26,9 +26,12 @@ LARGEST_NUMBER = 1 << 128
 class WinnerKey:
     """The key of an entry. Its sizes are buckets, not exact sizes.
 
-    gpu: the name that gpu_name() returns. arch: the architecture; 90 is sm_90. dtype: 'fp16' or
-    'bf16'. d_head: the head dimension for which the kernels are compiled. semantics: the class of
-    the problem, as kind_class() writes it. seq_q, seq_k, batch_heads: the buckets of sizes_of().
+    gpu: the name that gpu_name() returns.
+    arch: the architecture; 90 is sm_90.
+    dtype: 'fp16' or 'bf16'.
+    d_head: the head dimension for which the kernels are compiled.
+    semantics: the class of the problem, as kind_class() writes it.
+    seq_q, seq_k, batch_heads: the buckets of sizes_of().
     d_v: the head dimension of v for kernels that are compiled for two widths; otherwise 0.
 
     Raises:

@@ -16,12 +16,12 @@ constexpr int kStatisticsRows = 128;
 // value. Strides count elements. The last dimension of every tensor is contiguous.
 struct BackwardKernelArgs {
     const void *d_o, *q, *k, *v, *o;
-    const float* lse;             // natural log-sum-exp of every row
+    const float* lse;             // natural log-sum-exp of each row
     const float* dlse;            // gradient of lse; null means zero
     const float* sinks;           // (heads_q); may be null
     void *dq, *dk, *dv;           // null for gradients that are not requested
     float* dsinks;                // (heads_q); null if not requested
-    const int32_t* cu_seqlens_q;  // (batch + 1) offsets of packed sequences; null unless packed
+    const int32_t* cu_seqlens_q;  // (batch + 1): offsets of packed sequences, else null
     const int32_t* cu_seqlens_k;
 
     // Workspaces. The statistics of each row: log2(e) lse, and D = rowsum(do o) - dlse. Past the
@@ -44,8 +44,8 @@ struct BackwardKernelArgs {
     int64_t statistics_batch_stride, statistics_head_stride;
 
     int32_t batch;
-    int32_t seq_q, seq_k;      // packed: the maximum; longer sequences are cut to it
-    int32_t total_q, total_k;  // packed: total rows of all sequences
+    int32_t seq_q, seq_k;      // packed: the maximum, to which longer sequences are cut
+    int32_t total_q, total_k;  // packed: the rows of all sequences
     int32_t heads_q, heads_k;
     union {
         int32_t d;  // <= d_head
@@ -56,8 +56,8 @@ struct BackwardKernelArgs {
     int32_t window_left, window_right;
     int32_t grads_fp32;  // whether dq, dk and dv are fp32
 
-    // These two factors are kept apart: if they were adjacent, nvcc would load both as a pair, and
-    // half of the pair would be undefined where only one factor is needed.
+    // The two score factors are not adjacent: nvcc would load them as a pair, and half of the pair
+    // would be undefined where only one factor is needed.
     float scale_log2;  // turns a score into base-2 logits: scale * log2(e), or softcap * log2(e)
                        // with a softcap
     float scale;

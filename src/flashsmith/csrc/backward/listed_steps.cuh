@@ -66,7 +66,7 @@ struct ListedQueries {
     ListedStep now{{0}, 0};
     const int32_t* list = nullptr;
     int place = 0, count = 0;
-    int32_t next = 0;  // the entry after this one, which is requested a step ahead
+    int32_t next = 0;  // the next entry, which is requested one step ahead
 
     FS_DEVICE explicit ListedQueries(const Tile& tile) : tile(tile) {}
 

@@ -35,7 +35,7 @@ enum BackwardTensor : size_t {
     sinks,
     cu_seqlens_q,
     cu_seqlens_k,
-    first_read,  // kernels of a program: the tensors that it reads
+    first_read,  // with a program: the first tensor that it reads
 };
 
 inline int64_t blocks_of(int64_t rows, int64_t tile) {
@@ -44,9 +44,9 @@ inline int64_t blocks_of(int64_t rows, int64_t tile) {
 
 // The problem, and its kernel arguments without the addresses of tensors and workspaces.
 struct BackwardProblem {
-    ForwardProblem forward;  // its o strides are those of the forward's output
+    ForwardProblem forward;  // its strides of o are those of the forward pass's output
     BackwardKernelArgs args;
-    ProgramArgs program;  // only of libraries with a program
+    ProgramArgs program;  // used only in libraries with a program
 };
 
 inline void read_strides(NumberReader& numbers, int64_t& batch, int64_t& seq, int64_t& head) {
@@ -71,7 +71,7 @@ BackwardProblem read_backward_problem(NumberReader& numbers, bool packed,
     p.total_k = numbers.integer();
     p.packed = packed;
     BackwardKernelArgs args;
-    std::memset(&args, 0, sizeof args);  // including padding: equal plans have equal bytes
+    std::memset(&args, 0, sizeof args);  // padding too, so that equal plans have equal bytes
     read_strides(numbers, args.do_batch_stride, args.do_seq_stride, args.do_head_stride);
     read_strides(numbers, args.q_batch_stride, args.q_seq_stride, args.q_head_stride);
     read_strides(numbers, args.k_batch_stride, args.k_seq_stride, args.k_head_stride);
@@ -196,7 +196,7 @@ inline void add_lists(Plan& plan, const BackwardKernelArgs& args, const ProgramA
         {"block_lists", static_cast<size_t>(ints) * sizeof(int32_t), Contents::undefined});
     main.addresses.push_back({offset + offsetof(ProgramArgs, lists), lists});
     BackwardProgramArgs all;
-    std::memset(&all, 0, sizeof all);  // including padding: equal plans have equal bytes
+    std::memset(&all, 0, sizeof all);  // padding too, so that equal plans have equal bytes
     static_cast<BackwardKernelArgs&>(all) = args;
     all.program = program;
     const auto* argument = reinterpret_cast<const uint8_t*>(&all);

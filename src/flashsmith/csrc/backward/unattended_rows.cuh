@@ -15,8 +15,8 @@ namespace flashsmith {
 template <Semantics SEMANTICS, int B_r>
 struct UnattendedRows {
     int limited;        // this many rows see no key because of causal and window limits
-    int count;          // of the block's rows that exist
-    uint32_t lse_log2;  // the rows' statistic in shared memory, with a program
+    int count;          // number of rows of the block that exist
+    uint32_t lse_log2;  // with a program: the rows' statistic in shared memory
 
     FS_DEVICE bool contains(int row) const {
         if constexpr (kHasProgram<SEMANTICS>)

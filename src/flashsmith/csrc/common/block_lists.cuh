@@ -91,7 +91,7 @@ struct BlockLists {
     const Problem& problem;
     int32_t* lists;
     uint32_t tiles_per_head;
-    int n_blocks;  // that a list may have
+    int n_blocks;  // most blocks that a list may have
 
     FS_DEVICE int32_t* list(int64_t index) const {
         return lists + index * (kBlockListHeader + n_blocks);
@@ -150,7 +150,7 @@ FS_DEVICE uint32_t visibility(const Problem& problem, const ProgramArgs& program
     bool sees = false, sees_all = true, hides = false;
 #pragma unroll 1
     for (int row = first_row; row < row_end; row += kRowsBetweenVotes) {
-#pragma unroll 2  // more unrolling would only take registers
+#pragma unroll 2  // more unrolling would only use more registers
         for (int i = 0; i < kRowsBetweenVotes; ++i) {
             // Rows past the end repeat the last one.
             const int q = min(row + i, row_end - 1);

@@ -1,4 +1,5 @@
-// canonical-1: an order of operations that fixes a row's bits, whichever kernel computes it.
+// canonical-1: an order of operations that determines a row's bits, whichever kernel computes the
+// row.
 //
 // docs/bits.md is the specification. A row's keys lie in tiles and chunks at absolute positions. A
 // chunk starts from an empty state and takes its tiles in ascending order; chunks are merged in
@@ -18,7 +19,7 @@ namespace flashsmith {
 #ifdef __CUDA_ARCH__
 constexpr int kTargetArch = __CUDA_ARCH__ / 10;
 #else
-constexpr int kTargetArch = 90;  // the host compiler parses kernels but builds none
+constexpr int kTargetArch = 90;  // any value: the host compiler parses kernels but builds none
 #endif
 
 // A row's state in one chunk or in several merged chunks: the base-2 offset of its exponents and
@@ -62,7 +63,7 @@ struct StateMerge {
 // The final factor and LSE of a row whose chunks are all merged. `sink` (natural, may be null)
 // joins the sum.
 struct CanonicalEnd {
-    float factor;  // -1 for a row without keys, whose o is 0
+    float factor;  // -1 for a row without keys, for which o is 0
     float lse;     // natural
 
     FS_DEVICE CanonicalEnd(const RowStatistics& row, const float* sink) {
@@ -223,8 +224,8 @@ struct CanonicalRows : OnlineSoftmax<kMTiles, true, false> {
     FS_DEVICE StateMerge merge_after(int m, int r, float running_max, float running_sum) {
         RowStatistics row{__fmul_rn(running_max, scale_log2), running_sum};
         const StateMerge merge(row, {offset(m, r), row_sum[m][r]});
-        // Chosen like the offset. A sum may be 0 despite a maximum if scores are so large that fp32
-        // has no fraction bits left.
+        // It is chosen as the offset is. A sum may be 0 despite a maximum if scores are so large
+        // that fp32 has no fraction bits left.
         const float joined = fmaxf(running_max, row_max[m][r]);
         row_max[m][r] = merge.none_next ? running_max : merge.none ? row_max[m][r] : joined;
         row_sum[m][r] = row.sum;

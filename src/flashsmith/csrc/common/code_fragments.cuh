@@ -54,7 +54,7 @@ template <typename value_t, CacheFormat kFormat>
 FS_DEVICE uint32_t widen_two(uint32_t two_codes) {
     uint32_t halves;
     if constexpr (kFormat == CacheFormat::e5m2) {
-        halves = __byte_perm(two_codes, 0, 0x1404);  // the upper byte of an fp16
+        halves = __byte_perm(two_codes, 0, 0x1404);  // an e5m2 code is the upper byte of an fp16
     } else {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 890
         asm("cvt.rn.f16x2.e4m3x2 %0, %1;" : "=r"(halves) : "h"(static_cast<uint16_t>(two_codes)));
@@ -117,7 +117,7 @@ FS_DEVICE void restore_columns(float (&o)[kMTiles][kNTiles][4], int lane) {
         for (int n = 0; n < kNTiles; n += 2)
 #pragma unroll
             for (int r = 0; r < 2; ++r) {
-                float columns[2][2];  // even and odd ones
+                float columns[2][2];  // the even and the odd columns
 #pragma unroll
                 for (int odd = 0; odd < 2; ++odd) {
                     float low = o[m][n + odd][2 * r], high = o[m][n + odd][2 * r + 1];

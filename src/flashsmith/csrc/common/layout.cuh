@@ -5,7 +5,7 @@
 
 namespace flashsmith {
 
-constexpr int kChunkBytes = 16;  // one thread's copy, and one row of an 8x8 matrix
+constexpr int kChunkBytes = 16;  // what a thread copies at once; also a row of an 8x8 matrix
 constexpr int kChunkElements = 8;
 
 // A tile of `kRows` x `kCols` is stored as adjacent row-major panels: as many of 64 columns as fit,
@@ -46,7 +46,7 @@ struct SmemLayout {
 
     // A lane's position in the tile. All other positions that it needs are a constant step away.
     struct Cursor {
-        uint32_t wide, narrow;  // a layout may use only one of them
+        uint32_t wide, narrow;  // some layouts use only one of the two
 
         FS_DEVICE Cursor(uint32_t tile, int row, int chunk, int byte = 0)
             : wide(tile + Panel<false>::offset(row, chunk) + byte),

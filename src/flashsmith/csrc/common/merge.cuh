@@ -1,4 +1,4 @@
-// Merging softmax rows: combines results over several parts of the keys into one over all keys.
+// Merges softmax rows: combines results over parts of the keys into a result over all keys.
 #pragma once
 
 #include "common/ptx_functions.cuh"
@@ -11,7 +11,7 @@ namespace flashsmith {
 // A NaN or +inf anywhere makes the row NaN, as in one kernel over all keys.
 template <int kColumns, bool kBase2 = false>
 struct MergedRow {
-    float max = -INFINITY;  // the offset to which sum and o are relative
+    float max = -INFINITY;  // the maximum to which sum and o are relative
     float sum = 0.0f;       // 0: no part had a key
     float o[kColumns] = {};
 

@@ -19,8 +19,8 @@ struct ProgramRead {
 // Kernels of programs take these after their other arguments.
 struct ProgramArgs {
     ProgramRead reads[kMostReads];
-    int32_t numbers[kMostProgramNumbers];  // the bits of int32 or fp32 values
-    float scale;     // turns a score of Q K^T, or its tanh with a softcap, into natural units
+    int32_t numbers[kMostProgramNumbers];  // int32 or fp32 values, as bits
+    float scale;     // converts a score of Q K^T (with a softcap, its tanh) to natural units
     int32_t* lists;  // with a mask: the K/V blocks that tiles visit; see common/block_lists.cuh
 };
 

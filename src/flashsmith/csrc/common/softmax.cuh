@@ -12,11 +12,11 @@ namespace flashsmith {
 // of this lane, one of the row's four.
 //
 // With lazy rescaling the largest probability is no longer exactly 1 but rounded to 16 bits. If
-// this key dominates the row, that rounding is most of the row's error. A bound on growth alone
-// (2^8 keeps P far below fp16's 65,504) leaves 3 small problems in 1,000 with more than twice the
-// error of a textbook kernel. Bounding the weight too leaves no more such problems than eager
-// rescaling. Summing rounded probabilities, without this bound, would leave a fifth of them. The
-// constant added to 1 is slack for a maximum that has not grown.
+// this key dominates the row, that rounding is most of the row's error. With only a bound on growth
+// (2^8 keeps P far below fp16's 65,504), 3 of 1,000 small problems have more than twice the error
+// of a textbook kernel. With a bound on the weight too, there are no more such problems than with
+// eager rescaling. Summing rounded probabilities instead of bounding the weight would leave a fifth
+// of these problems. The constant added to 1 is slack for a maximum that has not grown.
 constexpr float kMaxGrowth = 8.0f;
 constexpr float kMaxShare = 0.25f;
 FS_DEVICE float room_to_grow(float sum) {
@@ -36,8 +36,8 @@ template <int kMTiles, bool kFoldScale, bool kLazy>
 struct OnlineSoftmax {
     float scale_log2;
     float row_max[kMTiles][2];  // not below floor()
-    float row_sum[kMTiles][2];  // this lane's columns only, until finalize()
-    float offset[kMTiles][2];   // log2 offset of exponents; lazy: kept across steps
+    float row_sum[kMTiles][2];  // sums over only this lane's columns, until finalize()
+    float offset[kMTiles][2];   // offset of exponents (log2); lazy kernels keep it across steps
 
     FS_DEVICE explicit OnlineSoftmax(float scale_log2) : scale_log2(scale_log2) {
 #pragma unroll
@@ -50,9 +50,9 @@ struct OnlineSoftmax {
             }
     }
 
-    // Below every score that matters, and finite in both units. Raw scores may be as large as bf16
-    // values, or tanh values times a scale of up to 2^127 log2(e), for which -3e38 / scale is still
-    // below -1.
+    // A finite number, in both units, that is below every score that matters. Raw scores may be as
+    // large as bf16 values, or tanh values times a scale of up to 2^127 log2(e), for which -3e38 /
+    // scale is still below -1.
     FS_DEVICE float floor() const {
         constexpr float kFloor = -3e38f;
         return kFoldScale ? fmaxf(kFloor * reciprocal_approx(scale_log2), kFloor) : kFloor;
@@ -158,7 +158,7 @@ struct OnlineSoftmax {
     // requested. With kRowsEnd, only rows below `row_end` are written. `row(m, r)` is the index of
     // a row. `offset()` is the position of row 0, or `offset(i)` that of row i. Functions and
     // references are evaluated where they are used: kernels then compile to the same code as if
-    // this body were inlined by hand. If callers passed computed values, the compiler would
+    // this body were inlined by hand. With values that the callers compute, the compiler would
     // generate different code.
     template <bool kRowsEnd, bool kMaxima, class Row, class Offset>
     FS_DEVICE void store_statistics(const ForwardKernelArgs& args, const int& lane, const Row& row,
@@ -186,7 +186,7 @@ struct OnlineSoftmax {
 
   private:
     static constexpr float kLargest = 3.402823466e38f;  // finite fp32
-    static constexpr float kEmptyRow = -1.0f;           // replaces a factor, which is >= 0
+    static constexpr float kEmptyRow = -1.0f;           // marks an empty row; factors are >= 0
 
     // A sink logit in both units.
     struct Sink {
@@ -215,7 +215,7 @@ struct OnlineSoftmax {
                 const float max_log2 = log2_units(row_max[m][r]);
                 const float accumulated = empty ? -kLargest : kLazy ? offset[m][r] : max_log2;
                 float base = accumulated;
-                float weight = 1.0f;  // of the accumulated sum, relative to `base`
+                float weight = 1.0f;  // weight of the accumulated sum, relative to `base`
                 if (has_sink) {
                     base = fmaxf(accumulated, sink.log2);
                     weight = exp2_approx(accumulated - base);

@@ -80,7 +80,7 @@ struct PanelCopy {
     FS_DEVICE int64_t first_byte(Rows rows) const {
         return row_offset(rows, row) + (kFirstChunk + chunk) * kChunkBytes;
     }
-    static constexpr int kPanelBytes = 8 * kChunkBytes;  // of a row, in global memory
+    static constexpr int kPanelBytes = 8 * kChunkBytes;  // bytes of a row's panel in global memory
 
     template <class Rows>
     FS_DEVICE void global_to_shared_async(uint32_t tile, const char* gmem, Rows rows,

@@ -21,8 +21,8 @@ constexpr bool is_8bit(CacheFormat format) {
 // The factors by which a cache's stored keys and values are multiplied.
 struct CacheScales {
     const float *k, *v;      // on the device: one number, or one for each K/V head; may be null
-    int32_t k_step, v_step;  // stride from one head's number to the next, in elements: 0 or 1
-    float k_value, v_value;  // used where `k` or `v` is null
+    int32_t k_step, v_step;  // elements from one head's number to the next: 0 or 1
+    float k_value, v_value;  // the factor if `k` or `v` is null
 };
 
 // The part of a library's semantics that is fixed at compile time. If all fields are 0, attention
@@ -33,10 +33,10 @@ struct Semantics {
     // hides_later: later queries see additional keys. takes_limits: a call passes window_left and
     // window_right.
     bool hides_earlier, hides_later, takes_limits;
-    bool changes_scores;  // before the softmax, with struct Score of semantics.cuh
+    bool changes_scores;  // struct Score of semantics.cuh changes scores before the softmax
     bool packed;   // sequences of different lengths are concatenated; cu_seqlens has their offsets
     bool uneven;   // lengths need not be multiples of the tile sizes, and d need not equal d_head
-    bool partial;  // over some of the keys only: o is fp32, a merge adds sinks; implies uneven
+    bool partial;  // only some keys are used: o is fp32, and a merge adds sinks; implies uneven
     // What struct Program of semantics.cuh, which comes from the caller's functions, does: change
     // scores after struct Score, hide keys in addition to struct Mask, or both. Whether it hides a
     // key may depend on the batch or on the query head. Implies uneven.

@@ -12,7 +12,7 @@ namespace flashsmith {
 // Throws std::runtime_error with CUDA's message.
 inline void check(cudaError_t status, const char* what) {
     if (status == cudaSuccess) return;
-    cudaGetLastError();  // a later call, of any library, must not report this error
+    cudaGetLastError();  // clears the error, so that no later call reports it
     throw std::runtime_error(std::string(what) + ": " + cudaGetErrorName(status) + ": " +
                              cudaGetErrorString(status));
 }

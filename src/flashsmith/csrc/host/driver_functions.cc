@@ -15,7 +15,7 @@ void* driver_function(const char* name, [[maybe_unused]] unsigned version) {
     const cudaError_t status = cudaGetDriverEntryPoint(name, &found, cudaEnableDefault, &result);
 #endif
     if (status == cudaSuccess && result == cudaDriverEntryPointSuccess) return found;
-    cudaGetLastError();  // a later call, of any library, must not report this error
+    cudaGetLastError();  // clears the error, so that no later call reports it
     return nullptr;
 }
 

@@ -23,7 +23,7 @@ constexpr const char* kOtherOutput =
     "partial: whole-attention kernels take sinks and row_max, partial ones k_begin and seqused_k";
 
 Strides read_strides(NumberReader& numbers) {
-    // The elements of a braced list are evaluated from left to right.
+    // A braced list evaluates its elements from left to right, so they are read in order.
     return {numbers.integer(), numbers.integer(), numbers.integer()};
 }
 
@@ -72,7 +72,7 @@ ForwardProblem read_forward_problem(NumberReader& numbers, Tensors tensors) {
 
 ForwardKernelArgs forward_arguments(const ForwardProblem& p, int B_r, int B_c) {
     ForwardKernelArgs args;
-    std::memset(&args, 0, sizeof args);  // including padding: equal plans have equal bytes
+    std::memset(&args, 0, sizeof args);  // padding too, so that equal plans have equal bytes
     args.q_batch_stride = p.q.batch;
     args.q_seq_stride = p.q.seq;
     args.q_head_stride = p.q.head;

@@ -15,7 +15,7 @@ namespace flashsmith {
 struct ForwardTensor {
     static constexpr size_t q = 0, k = 1, v = 2, o = 3, lse = 4, row_max = 5, sinks = 6,
                             cu_seqlens_q = 7, cu_seqlens_k = 8, seqused_k = 9, k_begin = 10;
-    static constexpr size_t first_read = 11;  // kernels of a program: the tensors that it reads
+    static constexpr size_t first_read = 11;  // with a program: the first tensor that it reads
 };
 
 // The strides of a tensor (batch, seq, heads, d), or of a packed tensor (total, heads, d), whose
@@ -27,13 +27,13 @@ struct Strides {
 // A forward pass. kUnlimited stands for a side on which a window or causal mask has no limit.
 struct ForwardProblem {
     int64_t batch, seq_q, seq_k;       // packed: number of sequences, maximum lengths
-    int64_t heads_q, heads_k, d, d_v;  // d: of q and k; d_v: of v and o, or 0 for d
-    int64_t total_q, total_k;          // packed: total rows of all sequences; otherwise 0
+    int64_t heads_q, heads_k, d, d_v;  // d of q and k; d_v of v and o, or 0 if it equals d
+    int64_t total_q, total_k;          // packed: the rows of all sequences; otherwise 0
     Strides q, k, v, o;
     float scale;    // multiplies q k^T
     float softcap;  // 0: none
     int64_t window_left, window_right;
-    bool packed;  // sequence offsets are given
+    bool packed;  // whether sequence offsets are given
 };
 
 ForwardProblem read_forward_problem(NumberReader& numbers, Tensors tensors);

@@ -32,7 +32,7 @@ bool launches_block() {
 
 bool succeeded(cudaError_t status) {
     if (status == cudaSuccess) return true;
-    cudaGetLastError();  // a later call, of any library, must not report this error
+    cudaGetLastError();  // clears the error, so that no later call reports it
     return false;
 }
 
@@ -93,7 +93,7 @@ bool LaunchGraph::launch(const Buffers& buffers, void* stream) {
     if (!is_suitable_) return false;
     const std::unique_lock lock(mutex_, std::try_to_lock);
     if (!lock.owns_lock() || is_refused_ || !is_due(stream) || !runs_at_once(stream)) return false;
-    if (graph_ != nullptr && context_ != context_id()) forget();  // gone with the context
+    if (graph_ != nullptr && context_ != context_id()) forget();  // it ended with its context
     if (graph_ == nullptr && n_graphs >= kMostGraphs) return false;
     const bool is_ready = executable_ == nullptr ? make(buffers, stream) : set_arguments(buffers);
     if (is_ready &&
@@ -117,7 +117,7 @@ bool LaunchGraph::is_due(void* stream) {
 bool LaunchGraph::make(const Buffers& buffers, void* stream) {
     // Other threads may be capturing streams, and nothing here belongs to their captures.
     const RelaxedCapture relaxed;
-    discard();  // left over from an exception
+    discard();  // what an exception has left
     cudaGraph_t graph = nullptr;
     if (!succeeded(cudaGetDevice(&device_)) || !succeeded(cudaGraphCreate(&graph, 0))) return false;
     graph_ = graph;
@@ -148,7 +148,7 @@ bool LaunchGraph::set_arguments(const Buffers& buffers) {
     if (std::equal(tensors.begin(), tensors.end(), addresses_.begin()) &&
         std::equal(workspaces.begin(), workspaces.end(), of_workspaces))
         return true;
-    std::ranges::fill(addresses_, 0);  // invalid until all nodes are updated
+    std::ranges::fill(addresses_, 0);  // the addresses are invalid until all nodes are updated
     for (size_t i = 0; i < nodes_.size(); ++i) {
         const NodeParameters wanted(steps_[i], buffers);
         if (!succeeded(cudaGraphExecKernelNodeSetParams(as_executable(executable_),

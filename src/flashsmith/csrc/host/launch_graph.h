@@ -65,8 +65,8 @@ class LaunchGraph {
     void* graph_ = nullptr;             // a cudaGraph_t
     void* executable_ = nullptr;        // a cudaGraphExec_t
     std::vector<void*> nodes_;          // cudaGraphNode_t
-    std::vector<uintptr_t> addresses_;  // in its arguments: tensors first, then workspaces
-    int device_ = 0, process_ = 0;      // where it was made
+    std::vector<uintptr_t> addresses_;  // in the arguments: of tensors, then of workspaces
+    int device_ = 0, process_ = 0;      // device and process in which the graph was made
     unsigned long long context_ = 0;
 };
 

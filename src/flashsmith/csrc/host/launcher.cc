@@ -111,7 +111,7 @@ PreparedPlan::PreparedPlan(Plan plan, const std::vector<const void*>& kernels, i
 
 void PreparedPlan::raise_smem_limits() const {
     if (smem_limits_raised_.load(std::memory_order_relaxed)) return;
-    std::map<const void*, int> limits;  // a kernel may be launched with several sizes
+    std::map<const void*, int> limits;  // launches of one kernel may have several sizes
     for (const Step& step : steps_)
         limits[step.kernel] = std::max(limits[step.kernel], step.launch.smem_bytes);
     for (const auto& [kernel, bytes] : limits) smem_limits().raise(device_, kernel, bytes);
@@ -154,7 +154,7 @@ void PreparedPlan::run_on_current_device(Tensors tensors, uintptr_t block, void*
                                          bool by_graph) const {
     if (steps_.empty()) return;
     std::array<uintptr_t, kMostWorkspaces> workspaces;
-    std::optional<KeptWorkspace> kept;  // outlives the launches, like `allocated`
+    std::optional<KeptWorkspace> kept;  // must outlive the launches, like `allocated`
     std::optional<StreamMemory> allocated;
     if (!plan_.workspaces.empty()) {
         uintptr_t zeros = 0;

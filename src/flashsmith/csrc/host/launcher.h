@@ -37,7 +37,7 @@ class PreparedPlan {
     void launch_step(const Step& step, const Buffers& buffers, void* stream) const;
     void raise_smem_limits() const;
 
-    Plan plan_;  // its launches have moved to steps_
+    Plan plan_;  // without its launches, which were moved to steps_
     WorkspaceLayout layout_;
     std::deque<Step> steps_;
     mutable LaunchGraph graph_;

@@ -74,7 +74,7 @@ void Plan::check(size_t n_kernels, size_t n_tensors) const {
     };
     expect(workspaces.size() <= kMostWorkspaces, "more than 16 workspaces");
     size_t kept_bytes = layout_of(workspaces).kept_bytes;
-    for (const Workspace& space : workspaces)  // rejects negative sizes, whose sum may wrap around
+    for (const Workspace& space : workspaces)  // rejects negative sizes, whose sum may wrap
         if (space.contents == Contents::kept_zero) kept_bytes = std::max(kept_bytes, space.bytes);
     if (kept_bytes > kMostKeptBytes)
         throw std::runtime_error("the family's plan: " + std::to_string(kept_bytes) +

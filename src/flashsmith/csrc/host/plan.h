@@ -17,7 +17,7 @@ namespace flashsmith {
 struct DeviceSpec {
     int arch;  // 80 for sm_80
     int sm_count;
-    int max_smem_per_block;  // bytes a CTA may opt in to
+    int max_smem_per_block;  // the most bytes that a CTA can opt in to
     int max_smem_per_sm;     // bytes
 };
 
@@ -51,8 +51,8 @@ class NumberReader {
 // The contents of a workspace when the first launch of a call begins.
 enum class Contents : int {
     undefined = 0,  // anything
-    zeroed = 1,     // zero in every call
-    kept_zero = 2,  // zero, because earlier launches left it so; at most 1 MiB per plan
+    zeroed = 1,     // set to zero before every call
+    kept_zero = 2,  // already zero, because earlier launches left it zeroed; at most 1 MiB per plan
 };
 
 // Memory on the device that a call needs besides its tensors.
@@ -103,13 +103,13 @@ struct TensorMapSpec {
     std::string name;  // the tensor's name in errors
     int element_type;  // a DType
     std::vector<uint64_t> sizes;
-    std::vector<uint64_t> strides_bytes;  // Of dimensions 1 and up
+    std::vector<uint64_t> strides_bytes;  // strides of dimension 1 and the following ones
     std::vector<uint32_t> box;
     int swizzle_bytes;
 };
 
 struct Launch {
-    size_t kernel;  // index among the config's kernels; 0 is the main one
+    size_t kernel;  // index among the config's kernels; 0 is the main kernel
     std::array<uint32_t, 3> grid, cluster, block;
     int smem_bytes;                       // dynamic shared memory of one CTA
     std::vector<uint8_t> argument_bytes;  // without addresses and tensor maps, which are written

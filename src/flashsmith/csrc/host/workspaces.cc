@@ -44,7 +44,7 @@ constexpr SlotKind kLarge{kMostKeptBytes, 2, 64, 64};
 struct Branch {
     unsigned long long capture = 0;
     cudaStream_t stream = nullptr;
-    unsigned long long thread = 0;  // owner of a cudaStreamPerThread; 0 for other streams
+    unsigned long long thread = 0;  // the owner, for cudaStreamPerThread; otherwise 0
     auto operator<=>(const Branch&) const = default;
 };
 
@@ -72,7 +72,7 @@ class Slots {
         void* slot = take();
         const std::lock_guard lock(owners_mutex_);
         const auto [entry, is_new] = of_stream_.emplace(id, slot);
-        if (!is_new) {  // another thread was faster
+        if (!is_new) {  // another thread has inserted a slot first
             give_back(slot);
         } else if (of_stream_.size() > kind_.most_streams) {  // other threads have reached the
                                                               // limit
@@ -94,7 +94,7 @@ class Slots {
             const auto found = of_branch_.find(branch);
             if (found != of_branch_.end()) return found->second;
         }
-        std::map<Branch, void*> made{{branch, nullptr}};  // once there is a slot nothing may fail
+        std::map<Branch, void*> made{{branch, nullptr}};  // once a slot exists, nothing may fail
         void* const slot = made.begin()->second = take_one();
         const std::lock_guard lock(owners_mutex_);
         of_branch_.merge(made);
@@ -194,7 +194,7 @@ ContextSlots& slots_of_current_context() {
 struct CapturedSlot {
     Slots& slots;
     void* slot;
-    Branch branch;  // no branch if the slot belongs to a single launch
+    Branch branch;  // empty if the slot belongs to a single launch
 };
 
 void CUDART_CB give_back(void* captured) {

@@ -17,12 +17,12 @@ struct MlaStrides {
 };
 
 struct MlaKernelArgs {
-    TensorMap cache;  // as rows of one long sequence; only for kernels that copy with TMA
+    TensorMap cache;  // the cache as one long sequence; only for kernels that use TMA
     const void* q;
     void* o;
     float* lse;                   // may be null
-    const int32_t* cache_lens;    // before the call appends
-    const int32_t* page_table;    // null: a sequence's keys are in its own block
+    const int32_t* cache_lens;    // number of keys before the call appends
+    const int32_t* page_table;    // null if the cache is dense, with one block per sequence
     const int32_t* cu_seqlens_q;  // null unless packed
     const float* sinks;           // (heads): may be null
     const void* new_rows;         // null: nothing is appended
@@ -33,13 +33,13 @@ struct MlaKernelArgs {
     int64_t part_rows;      // of all parts
     int32_t batch, seq_q;   // packed: the longest sequence
     int32_t total_q;        // packed
-    int32_t heads;          // of q; the cache has one
+    int32_t heads;          // heads of q; the cache has a single head
     int32_t capacity;       // keys per sequence
-    int32_t blocks, slots;  // of the cache; a sequence or a page, and its keys
+    int32_t blocks, slots;  // of the cache: how many sequences or pages, and keys in each
     int32_t map_rows;       // TMA: rows of the map from one block of the cache to the next
     int32_t box_keys;       // TMA: keys of one copy, all in one block of the cache
     int32_t tiles;          // per sequence
-    int32_t most_parts;     // of a tile; 1: nothing is split
+    int32_t most_parts;     // most parts of a tile; 1: tiles are not split
     int32_t window_left, window_right;
     float scale_log2;  // scale * log2(e)
 };
@@ -47,7 +47,7 @@ struct MlaKernelArgs {
 // The arguments of kernels whose cache has a scale. It multiplies a row as a key and as a value.
 struct RowScale {
     const float* on_device;  // may be null
-    float value;             // used where `on_device` is null
+    float value;             // the scale if `on_device` is null
 };
 struct MlaScaledArgs : MlaKernelArgs {
     RowScale row_scale;

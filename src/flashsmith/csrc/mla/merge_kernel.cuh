@@ -17,7 +17,7 @@ __global__ void __launch_bounds__(kMlaMergeThreads)
     const uint32_t index = block_index() * kRows + thread_index() / kWarpSize;
     const MlaTile<Kernel> tile(args, index / Kernel::B_r);
     const int row = tile.first_row + static_cast<int>(index % Kernel::B_r);
-    wait_for_launch_before();  // also without rows, as in mla_kernel
+    wait_for_launch_before();  // CTAs without rows must wait too, as in mla_kernel
     if (row >= tile.row_end || !tile.is_split()) return;
 
     const int64_t first = tile.first_part_row + index % Kernel::B_r;

@@ -40,11 +40,11 @@ struct MlaProblem {
     float scale;
     int64_t window_left, window_right;
     bool free_split, is_paged;
-    float row_scale;  // of the cache, if it is no tensor
+    float row_scale;  // the cache's scale if it is not a tensor
 };
 
 inline MlaStrides read_strides(NumberReader& numbers) {
-    // The elements of a braced list are evaluated from left to right.
+    // A braced list evaluates its elements from left to right, so they are read in order.
     return {numbers.integer(), numbers.integer(), numbers.integer()};
 }
 
@@ -150,7 +150,7 @@ struct MlaSplit {
 
 inline MlaKernelArgs mla_arguments(const MlaProblem& p) {
     MlaKernelArgs args;
-    std::memset(&args, 0, sizeof args);  // including padding: equal plans have equal bytes
+    std::memset(&args, 0, sizeof args);  // padding too, so that equal plans have equal bytes
     args.q_strides = p.q;
     args.o_strides = p.o;
     args.new_strides = p.appended;

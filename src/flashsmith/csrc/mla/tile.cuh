@@ -15,9 +15,9 @@ struct MlaTile {
     const MlaKernelArgs& args;
     int batch, first_row, row_end;  // rows of the sequence
     int q_first, q_count, k_count;
-    BlockRange blocks{};     // that some rows see
-    int parts = 0;           // in which these are computed
-    int64_t first_part_row;  // in the workspace, of the first part
+    BlockRange blocks{};     // blocks that some rows see
+    int parts = 0;           // number of parts in which the blocks are computed
+    int64_t first_part_row;  // row of the workspace where the first part begins
 
     FS_DEVICE MlaTile(const MlaKernelArgs& args, uint32_t tile) : args(args) {
         batch = static_cast<int>(tile / args.tiles);

@@ -33,7 +33,7 @@ struct FlashForwardKernelConfig {
     bool trim_masks;
     int l2_group_mib;
     int split_keys;
-    bool pack_gqa;  // a tile's rows are a group's query heads, token after token
+    bool pack_gqa;  // the rows of a tile are the query heads of a group, token after token
     int canonical;  // version of the canonical order of operations; 0: none
     int d_v;        // columns of V and O; 0: d_head
 

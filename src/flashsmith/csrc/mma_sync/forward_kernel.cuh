@@ -17,7 +17,7 @@ namespace flashsmith {
 template <class Kernel>
 struct TileCoord {
     int warp, lane, Q_block, batch;
-    int head;   // a query head; pack_gqa: a key head, whose group's heads are the rows
+    int head;   // a query head; with pack_gqa a key head, whose query heads are the rows
     int group;  // rows per token
     SequenceRows q, k;
 
@@ -89,7 +89,8 @@ FS_DEVICE BlockLists<Kernel::SEMANTICS> block_lists(const typename Kernel::Args&
     return {args, args.program.lists, static_cast<uint32_t>(args.n_Q_blocks), args.n_KV_blocks};
 }
 
-// A CTA's view of its problem, with the steps of its loop in execution order.
+// The part of the problem that a CTA computes, with the steps of its loop in the order of
+// execution.
 template <class Kernel>
 struct ForwardBlock {
     static_assert(Kernel::valid_config());
@@ -100,9 +101,9 @@ struct ForwardBlock {
     const typename Kernel::Args& args;
     const char *q, *k, *v;  // the Q block, and the first K and V rows of this sequence and head
     uint32_t smem;
-    int Q_rows, K_rows;  // rows of q and k from these addresses on
+    int Q_rows, K_rows;  // how many rows q and k have from these addresses on
     KeyMask<SEMANTICS> visible;
-    const int32_t* list;  // with lists: that of the Q block, in which blocks are positions
+    const int32_t* list;  // with lists: the Q block's list; block numbers are then positions in it
 
     typename Kernel::Q_t Q;
     typename Kernel::K_t K;
@@ -239,7 +240,7 @@ struct ForwardBlock {
         V.loader.stage = stage;
         Kernel::GEMM_PV::run(O, P, V);
     }
-    // Turns a block's scores into probabilities. kMask: the block may be partly masked.
+    // Converts a block's scores to probabilities. kMask: the block may be partly masked.
     template <bool kMask, bool kFirst>
     FS_DEVICE void compute_probabilities(typename Kernel::S_accum_t& S, int position,
                                          const BlockRange& blocks) {
@@ -318,7 +319,7 @@ struct ForwardBlock {
                 save_4(m, n, O[m][n][0], O[m][n][1], O[m][n][2], O[m][n][3]);
         }
     }
-    // The address where this thread saves the n-th group of four floats of its m-th rows.
+    // The address at which this thread saves its n-th group of four floats for the rows of tile m.
     FS_DEVICE uint32_t state(int m, int n) const {
         return smem + Kernel::state_offset +
                ((m * (N::PV_n_tiles + 1) + n) * Kernel::n_threads + thread_index()) * 16;
@@ -348,8 +349,8 @@ struct ForwardBlock {
     // O goes through the warp's rows of Q's tile, and from there to memory in whole 16-byte chunks.
     // No other warp reads these rows.
     FS_DEVICE void store_O(const TileCoord<Kernel>& at) {
-        // All lanes must be done with Q. Without a ring, a barrier of the whole CTA has ensured
-        // that.
+        // All lanes must have finished reading Q. Without a ring, a barrier of the whole CTA has
+        // already ensured this.
         if constexpr (Kernel::kv_stages > 0 || Kernel::canonical) __syncwarp();
         const uint32_t tile = smem + Kernel::Q_offset;
         const typename Kernel::OLayout::Cursor cursor(tile, at.warp_row() + at.lane / 4, 0,
@@ -396,8 +397,8 @@ struct ForwardBlock {
     }
 
   private:
-    // Whether the CTA computes a part of its tile's keys, and which one. Read again at every call,
-    // like TileCoord.
+    // Whether the CTA computes a part of its tile's keys, and which one. This is computed again at
+    // every call, like TileCoord, because no register is left for it.
     FS_DEVICE bool is_part() const {
         return Kernel::splits_keys && block_index() >= args.n_whole_tiles;
     }

@@ -49,7 +49,7 @@ struct VLoader {
             ldmatrix_x4_transposed(two_tiles, cursor.at(16 * step, n, stage));
             fragment[n][0] = two_tiles[0];
             fragment[n][1] = two_tiles[1];
-            if (n + 1 == kNTiles) break;  // 72 columns: the tile after them is zeros
+            if (n + 1 == kNTiles) break;  // with 72 columns, the next tile holds only zeros
             fragment[n + 1][0] = two_tiles[2];
             fragment[n + 1][1] = two_tiles[3];
         }

@@ -68,8 +68,8 @@ struct SingleStageLoop {
     }
 };
 
-// A ring of K/V pairs with one barrier per block. A pair's copies have kv_stages - 1 blocks of time
-// to arrive.
+// A ring of K/V pairs with one barrier per block. The copies of a pair have the time of kv_stages -
+// 1 blocks to arrive.
 template <class Kernel>
 struct MultiStageLoop {
     using Stage = StageOffset<Kernel::kv_stages, Kernel::stage_bytes>;
@@ -124,7 +124,7 @@ struct MultiStageLoop {
 template <class Kernel>
 struct CanonicalLoop {
     using Stage = StageOffset<Kernel::kv_tiles, Kernel::stage_bytes>;
-    // Without a ring, a pair is waited for immediately.
+    // Without a ring, the loop waits for each pair immediately after its copies are issued.
     static constexpr int kAhead = Kernel::kv_tiles - 1;
     static constexpr int kChunkBlocks = kCanonicalChunk / Kernel::B_c;
 
@@ -203,8 +203,8 @@ struct CanonicalLoop {
 };
 
 // Two halves of the warps, each with one warp per scheduler of an SM, run half a block apart: one
-// half's softmax overlaps the other's GEMMs. Without this order they would drift into step, and the
-// tensor cores would idle while both compute maxima.
+// half's softmax overlaps the other's GEMMs. Without this order the two halves would drift into
+// lockstep, and the tensor cores would idle while both compute maxima.
 //
 // The order covers only the PV GEMM. After it, a half continues with the next block's QK GEMM while
 // the other half runs its PV GEMM. One warp alone does not fill a tensor core, because it waits for
@@ -259,7 +259,7 @@ struct PingPongLoop {
         if constexpr (!kLast) start_copies(b, block - kAhead, blocks, filled);
         if (seen) b.PV_gemm(P, now.bytes);
         b.template wait_for_copies<kAhead - 1>();
-        if (!kLast || half == 0) order_arrive(half);  // nothing waits for half 1's last step
+        if (!kLast || half == 0) order_arrive(half);  // no warp waits for the last step of half 1
 
         now.advance();
         if constexpr (!kLast)

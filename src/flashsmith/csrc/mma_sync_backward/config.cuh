@@ -10,10 +10,10 @@
 
 namespace flashsmith {
 
-// How the parts of dq that several CTAs compute are added up.
+// How the parts of dq, which several CTAs compute, are added up.
 enum class DqMode : int {
-    two_kernels = 0,  // no sum: another kernel computes the scores again, by queries
-    atomics = 1,      // by fp32 atomics in a workspace, in any order
+    two_kernels = 0,  // no sums: another kernel, whose CTAs keep queries, computes the scores again
+    atomics = 1,      // fp32 atomics add the parts in a workspace, in any order
 };
 
 // The fields, their order and their meaning match the Python class. A new knob is added at the end,

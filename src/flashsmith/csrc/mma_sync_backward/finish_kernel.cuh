@@ -37,7 +37,7 @@ __global__ void __launch_bounds__(Kernel::n_threads)
 #pragma unroll
     for (int m = 0; m < Kernel::dq_row_tiles; ++m) {
         const int row = 16 * (warp_row + Kernel::dq_row_warps * m);
-        bool is_hidden[2] = {};  // all keys are, by a program
+        bool is_hidden[2] = {};  // whether a program hides all keys from the row
         if constexpr (Kernel::has_program)
             for (int r = 0; r < 2; ++r)
                 is_hidden[r] = args.lse_log2[statistic + row + lane / 4 + 8 * r] == INFINITY;

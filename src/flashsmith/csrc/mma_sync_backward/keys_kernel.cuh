@@ -58,7 +58,7 @@ struct KeysBlock {
 
     struct Step {
         int head, block;
-        int parity = 0;  // of the step's number; steps alternate between the stages
+        int parity = 0;  // parity of the step's number, which selects its stage
 
         FS_DEVICE int stage() const { return Kernel::stages == 1 ? 0 : parity; }
     };
@@ -94,7 +94,7 @@ struct KeysBlock {
     struct ListedSteps {
         ListedQueries<SEMANTICS, ListsOfKeys> queries;
         int left;
-        bool is_full = false;  // the step before this one: every query sees all keys
+        bool is_full = false;  // whether all queries of the preceding step see all keys
 
         FS_DEVICE explicit ListedSteps(const KeysBlock& of)
             : queries(ListsOfKeys{of}), left(queries.n_steps()) {}

@@ -27,7 +27,7 @@ struct QueriesBlock {
     const int batch, head, first_row;
     const SequenceRows q, k;
     const BackwardKeyMask<SEMANTICS> key_mask;
-    float lse_log2[2], D[2];  // of the warp's rows lane / 4 and lane / 4 + 8
+    float lse_log2[2], D[2];  // for rows lane / 4 and lane / 4 + 8 of the warp
 
     float dq[1][kColumnTiles][4] = {};
 
@@ -59,7 +59,7 @@ struct QueriesBlock {
         if constexpr (Kernel::has_lists) {
             list = key_lists<Kernel>(args, args.program)
                        .list(batch, head, first_row / Kernel::dq_rows);
-            blocks.end = list[0];  // a range of entries
+            blocks.end = list[0];  // blocks is then a range of entries of the list
         } else {
             blocks = key_mask.key_blocks(first_row, Kernel::dq_rows, Kernel::step_keys);
         }
@@ -86,7 +86,7 @@ struct QueriesBlock {
             stage = next;
         }
         cp_async_wait<0>();
-        __syncthreads();  // without steps, the copy of Q, whose buffer dq reuses, ends only here
+        __syncthreads();  // dq reuses Q's buffer; without steps, only this ends the copy of Q
         store();
     }
 

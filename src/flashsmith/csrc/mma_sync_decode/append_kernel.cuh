@@ -57,8 +57,8 @@ struct Append {
         }
     }
 
-    // The row of cos and sin, clamped whatever the length is. Keys that the cache has dropped count
-    // as positions.
+    // The row of cos and sin, clamped so that no length leads outside the tables. Keys that the
+    // cache has dropped count as positions.
     FS_DEVICE int position(int batch, int length, int query) const {
         const int first =
             min(min(max(length, 0), args.capacity) + dropped_keys(args, batch), args.positions - 1);
@@ -123,7 +123,7 @@ struct Append {
 template <class Kernel>
 __global__ void __launch_bounds__(kAppendThreads)
     decode_append_kernel(const typename Kernel::ScaledArgs args) {
-    // In this order: the next launch reads lengths before it waits.
+    // The order matters: the next launch reads lengths before it waits.
     wait_for_launch_before();
     allow_next_launch();
     const int of_query = 2 * args.heads_k + (args.cos == nullptr ? 0 : args.heads_q);

@@ -66,7 +66,7 @@ struct CanonicalRun : RunCopies<Kernel, kPaged> {
             next_entry = visits.entry;
         }
         const int steps_of_chunk = item.sequence.chunk / Kernel::B_c;
-        Rows all(this->scale_log2());  // over all chunks so far; empty before the first with keys
+        Rows all(this->scale_log2());  // state over all chunks so far; empty until a chunk has keys
         Sums all_o;
         zero(all_o);
         Scores scores;
@@ -113,7 +113,7 @@ struct CanonicalRun : RunCopies<Kernel, kPaged> {
         }
         if constexpr (Kernel::has_codes) restore_columns(all_o, lane);
         finish(all, all_o);
-        __syncthreads();  // the next run's queries and copies overwrite what is read here
+        __syncthreads();  // the next run will overwrite the data that is read here
     }
 
   private:

@@ -92,7 +92,7 @@ struct ChunkCluster : RunTile<Kernel, kPaged> {
         std::bit_floor(uint32_t{kStageWarps * kWarpSize / kColumnWarps});
 
     const int rank = cluster_rank();
-    int first_step, steps;  // in tiles, from the run's first key
+    int first_step, steps;  // counted in tiles from the run's first key
     static constexpr int kChunkSteps = kCanonicalChunk / Kernel::B_c;
 
     FS_DEVICE ChunkCluster(const DecodeKernelArgs& args, const DecodeItem& item, uint32_t smem)
@@ -244,7 +244,7 @@ struct ChunkCluster : RunTile<Kernel, kPaged> {
     // index still refers to some page of the cache.
     FS_DEVICE int64_t row_offset(int key, const DecodeStrides& strides) const {
         if constexpr (!kPaged) return key * strides.row;
-        const int there = min(max(key, begin), end - 1);  // some key that has a page
+        const int there = min(max(key, begin), end - 1);  // clamped to a key that has a page
         const int page = args.by_page.divide(there);
         const int entry = args.page_table[item.batch * args.page_table_stride + page];
         const int slot = there - page * static_cast<int>(args.by_page.divisor);
@@ -321,7 +321,7 @@ struct ChunkCluster : RunTile<Kernel, kPaged> {
         using Panel = typename Layout::template Panel<kNarrow>;
         constexpr int kPanels = kNarrow ? 1 : Layout::kWidePanels;
         constexpr int kFirst = kNarrow ? 64 * Layout::kWidePanels : 0;  // column
-        constexpr int kRowStep = 8;  // the swizzle of a row repeats
+        constexpr int kRowStep = 8;  // the swizzle repeats after eight rows
         const uint32_t target = K_tile(stage) + (kNarrow ? Layout::kNarrowOffset : 0);
         // Neighbouring lanes have neighbouring chunks of a row. If a row has fewer chunks than a
         // warp has lanes, the warp copies several rows at once.
@@ -567,7 +567,7 @@ struct ChunkCluster : RunTile<Kernel, kPaged> {
                                      uint32_t P) const {
         constexpr int kMine = kPacked ? kTileGroups / 2 : kTileGroups;
         const int first = kPacked ? lane / 16 * kMine : 0;  // group of 16 keys
-        const int its_lane = kPacked ? lane % 16 : lane;    // in a fragment of all rows
+        const int its_lane = kPacked ? lane % 16 : lane;    // its lane in a fragment with all rows
         const bool has_row = packed_row<kPacked>() < rows;
         float sums[kMine] = {};
         if (has_row) {
@@ -618,7 +618,7 @@ struct ChunkCluster : RunTile<Kernel, kPaged> {
                 mbarrier_arrive_expect(full, (tiles - sends) * tile_bytes());
                 if (sends) {
 #pragma unroll
-                    for (int i = 1; i < kCtas; ++i) {  // not all CTAs to one at the same time
+                    for (int i = 1; i < kCtas; ++i) {  // CTAs begin with different targets
                         const int cta = (rank + i) % kCtas;
                         copy_shared(cluster_address(tile, cta), tile, tile_bytes(),
                                     cluster_address(full, cta));

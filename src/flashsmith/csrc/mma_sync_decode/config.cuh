@@ -33,7 +33,7 @@ struct FlashDecodeKernelConfig {
     int chunk_cluster;
     int chunk_warpgroups;
     CacheFormat cache;
-    int d_v;  // head dimension of v and o; 0: d_head, and calls have one d
+    int d_v;  // head dimension of v and o; 0: they have d_head, like q and k
     bool keys_first;
 
     constexpr auto operator<=>(const FlashDecodeKernelConfig&) const = default;
@@ -141,8 +141,8 @@ struct FlashDecodeKernelConfig {
     // Whether a run may be a whole sequence, which a CTA finds without a search. With d_head 128
     // and two stages, three CTAs per SM have no registers for that.
     constexpr bool has_whole_runs() const { return stages > 2 || d_head <= 64; }
-    // Whether the decode kernel, when launched early, works before the preceding launch is over.
-    // Its CTAs then prefetch keys, and find their runs from guessed lengths.
+    // Whether the decode kernel, if it is launched early, begins its work before the preceding
+    // launch is over. Its CTAs then prefetch keys, and find their runs from guessed lengths.
     constexpr bool uses_pdl() const { return early && chunk_rows == 0; }
     // Whether a call with few parts may pass their states to the merge word by word. A separate
     // merge kernel takes them as they arrive.
@@ -213,7 +213,7 @@ struct DecodeStrides {
 struct DecodeKernelArgs {
     // Parameters that a CTA reads between the preceding launch and its first copy come first. The
     // CTA stalls on each line, so they are packed into three, which begin at 0, 48 and 112.
-    const int32_t* cache_lens;  // keys in the cache before the call appends
+    const int32_t* cache_lens;  // number of keys before the call appends
     const void* new_k;          // keys to append; null: nothing is appended
     void *k_cache, *v_cache;
     int32_t batch, seq_q;     // packed: the longest sequence
@@ -234,7 +234,7 @@ struct DecodeKernelArgs {
     int32_t min_units;   // the fewest blocks of B_c keys in a part
     Divisor by_parts, by_heads_k;
     DecodeStrides k_cache_strides, v_cache_strides;
-    int32_t passes;  // whether L2 should evict keys and values before anything else
+    int32_t passes;  // whether L2 should evict keys and values first
     int16_t flags;   // kPrefetchesRuns, kHoldsNextLaunch, kGuessesLengths
     // log2 of the number of keys per sequence that an early launch prefetches; 0: none.
     int16_t log2_prefetched_keys;
@@ -244,8 +244,8 @@ struct DecodeKernelArgs {
 
     const void* q;  // with rotary embedding: the workspace of rotated queries
     void* o;
-    float* lse;                   // natural log-sum-exp of every row; null unless requested
-    const int32_t* page_table;    // null: a sequence's keys are in its own block
+    float* lse;                   // natural log-sum-exp of each row; null if not requested
+    const int32_t* page_table;    // null if the cache is dense, with one block per sequence
     const void* new_v;            // like new_k
     const void *cos, *sin;        // (positions, rotary_half); null: no rotary embedding
     const float* sinks;           // (heads_q); may be null
@@ -267,7 +267,7 @@ struct DecodeKernelArgs {
     int64_t page_table_stride, cos_stride, sin_stride;
     int64_t lse_batch_stride, lse_head_stride;
 
-    int32_t total_q;  // packed: total rows of all sequences
+    int32_t total_q;  // packed: the rows of all sequences
     // With d_v, d is the width of q and k, plus 2^16 times the width of v and o. A union would
     // change the code of other kernels.
     int32_t heads_q, d;
@@ -282,9 +282,9 @@ struct DecodeKernelArgs {
     // Like `share`, for calls in which a sequence has more than the fraction most_of_equal of all
     // units.
     float share_of_ragged, most_of_equal;
-    int32_t most_slots;   // parts with memory for sums, over all row tiles of a K/V head
+    int32_t most_slots;   // parts for whose sums there is memory, per K/V head
     int32_t slot_rows;    // rows of each of these parts
-    int32_t merged_rows;  // rows of a K/V head that may have several parts
+    int32_t merged_rows;  // rows of a K/V head whose keys may be split into several parts
     int32_t warms_up;     // whether a merging CTA fetches its instructions before it waits
     // Levels of subtree states that a CTA keeps in shared memory after the config's own data, and
     // the bytes of each level.

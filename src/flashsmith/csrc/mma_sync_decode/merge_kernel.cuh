@@ -32,7 +32,7 @@ struct RowMerge {
     using States = RowState[kColumnSteps];
 
     const DecodeKernelArgs& args;
-    const int batch, head_k, row;  // of the K/V head's rows
+    const int batch, head_k, row;  // row is an index among the rows of the K/V head
     const DecodeSequence s;
     using Shared = float[kWarps][kColumnSteps][kWarpSize][6];
     Shared& shared;
@@ -261,7 +261,7 @@ struct RowMerge {
                               sums[i][c].w != 0;
             }
         } while (count > 0 && !is_all);
-        __syncwarp();  // before resetting: some lanes read the same words
+        __syncwarp();  // some lanes read the same words, which are now reset
         RowState states[kAhead][kColumnSteps];
 #pragma unroll
         for (int i = 0; i < kAhead / 2; ++i) {
@@ -409,7 +409,7 @@ __global__ void __launch_bounds__(kMergeThreads)
         if (alone) row = row * Merge::kWarps + thread_index() / kWarpSize;
         Merge{args, batch, head_k, row, s, shared}.run(alone, waits);
         waits = false;
-        if (!alone) __syncthreads();  // the next row's warps overwrite what is read here
+        if (!alone) __syncthreads();  // the next row's data overwrite what is read here
         cursor.index += gridDim.x;
     }
     if (waits) wait_for_decode(args);

@@ -20,7 +20,7 @@ struct OwnColumns : PartMerge<Kernel, kPaged> {
     using Base::args, Base::finish_part, Base::lane, Base::rows, Base::smem, Base::state_of_warps,
         Base::statistics, Base::sums, Base::warp;
     using typename Base::Softmax, typename Base::Sums;
-    static constexpr int kShareTiles = Kernel::key_tiles / 2;  // of a warp: 8 keys each
+    static constexpr int kShareTiles = Kernel::key_tiles / 2;  // the 8-key tiles of a warp's share
 
     using Base::Base;
 
@@ -99,7 +99,7 @@ struct OwnColumns : PartMerge<Kernel, kPaged> {
             finish_part(run, run.end_part - parts_left, state_of_warps(stage, 0, row, column), row,
                         column);
         }
-        __syncthreads();  // copies overwrite these states
+        __syncthreads();  // copies will overwrite these states
     }
 
   private:

@@ -27,7 +27,7 @@ struct OwnRowsMerge : RunCopies<Kernel, kPaged> {
     // sums of other subtrees in global memory.
     FS_DEVICE bool finish_part(int parts_left, const Softmax& softmax, Sums& o,
                                Saved& saved) const {
-        const int lane = lane_index();  // read again: saves registers during the steps
+        const int lane = lane_index();  // computed again, which saves a register during the steps
         if constexpr (Kernel::has_clusters)
             if (args.cluster_levels > 0 && parts_left == 1) cluster_wait();
         float2 statistics[2];
@@ -245,7 +245,7 @@ struct OwnRowsMerge : RunCopies<Kernel, kPaged> {
     // get four columns of the second.
     FS_DEVICE void store_part(const Softmax& softmax, const Sums& o) const {
         static_assert(!Kernel::takes_chunks || Kernel::row_tiles == 1);
-        const int lane = lane_index();  // read again: saves registers during the steps
+        const int lane = lane_index();  // computed again, which saves a register during the steps
         const bool odd = lane % 2 != 0;
         const DecodeSequence& s = item.sequence;
 #pragma unroll

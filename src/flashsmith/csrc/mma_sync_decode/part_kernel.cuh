@@ -15,7 +15,7 @@ using RunOf =
 // Prefetches keys that this CTA, or all CTAs together, will read.
 template <class Kernel, bool kPaged>
 FS_DEVICE void prefetch_keys(const DecodeKernelArgs& args) {
-    if constexpr (Kernel::SEMANTICS.program_masks) return;  // it may hide them
+    if constexpr (Kernel::SEMANTICS.program_masks) return;  // may hide these keys
     if constexpr (!kPaged && !Kernel::takes_chunks && !Kernel::SEMANTICS.packed &&
                   !Kernel::SEMANTICS.hides_earlier && Kernel::has_whole_runs)
         if ((args.flags & kPrefetchesRuns) != 0) prefetch_run<Kernel>(args);
@@ -51,7 +51,7 @@ FS_DEVICE void compute_parts(const DecodeKernelArgs& args, uint32_t smem) {
     bool found = find_item<Kernel>(args, cursor, item, lengths);
     int length = 0;
     const auto begin_launch = [&] {
-        // In this order: the merge reads lengths before it waits.
+        // The order matters: the merge reads lengths before it waits.
         wait_for_launch_before();
         if (!Kernel::has_whole_runs || (args.flags & kHoldsNextLaunch) == 0) allow_next_launch();
         // This load of the true length overlaps the copies of the guessed run's first keys.

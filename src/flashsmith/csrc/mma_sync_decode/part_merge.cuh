@@ -40,7 +40,7 @@ struct PartMerge : RunCopies<Kernel, kPaged> {
     FS_DEVICE void merge_warps(int parts_left, int stage, const Softmax& softmax, const Sums& o,
                                Saved& saved) const {
         constexpr int kColumns = Kernel::d_v / 4;
-        const int lane = lane_index();  // read again: saves registers during the steps
+        const int lane = lane_index();  // computed again, which saves a register during the steps
         if (kStagesDiffer && lane == 0)
             store_shared_1B(RunInfo::stage_address(smem + Kernel::target_offset, warp), stage);
         // Addresses in four neighbouring column tiles. Those in the next four tiles are 128 bytes
@@ -86,7 +86,7 @@ struct PartMerge : RunCopies<Kernel, kPaged> {
                                 state_of_warps(stage, m, row, column), 16 * m + row, column);
                 }
             }
-            __syncthreads();  // copies, or other rows, overwrite these states
+            __syncthreads();  // the next copies, or other rows, will overwrite these states
         }
     }
 

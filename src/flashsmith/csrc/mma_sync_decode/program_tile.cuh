@@ -99,7 +99,7 @@ struct ProgramTile : RunTile<Kernel, kPaged> {
     }
 
     // Calls `function` with each range of rows [row, row_end) that the mask may treat differently,
-    // until it returns true; returns whether any call did. Neighbouring rows are the heads of a
+    // until it returns true; returns whether any call did. Neighbouring rows are the heads of one
     // query.
     template <class Function>
     FS_DEVICE bool any_row(int row, int row_end, const Function& function) const {
@@ -108,7 +108,7 @@ struct ProgramTile : RunTile<Kernel, kPaged> {
         while (row <= last) {
             if (function(row)) return true;
             if (row == last) break;
-            row = min(row + step, last);  // the last row may be of another query
+            row = min(row + step, last);  // the last row may belong to another query
         }
         return false;
     }

@@ -57,7 +57,7 @@ struct RunCopies : ProgramTile<Kernel, kPaged> {
         static constexpr int kCount = kPaged && !kSkips ? kStages : 0, kRoom = std::max(kCount, 1);
         const int32_t* places[kRoom];
         int entries[kRoom];
-        int now[kRoom];  // for guessed entries: their values after the wait
+        int now[kRoom];  // the true values of guessed entries, read after the wait
         NextRows rows[kGoesOnInPages ? kStages - 1 : 1];  // if a warp's keys of a step share a page
 
         FS_DEVICE void materialize() {
@@ -146,7 +146,7 @@ struct RunCopies : ProgramTile<Kernel, kPaged> {
             return;
         }
         if constexpr (kPaged) {
-            if (!has_whole_steps()) {  // too many instructions to repeat for each stage
+            if (!has_whole_steps()) {  // such code is too long to repeat for each stage
                 start_queries();
                 int entries[kStages - 1];
 #pragma unroll
@@ -172,7 +172,7 @@ struct RunCopies : ProgramTile<Kernel, kPaged> {
                 else
                     start_lanes_rows(first_key(first_step + i), i, 0);
             }
-            if (i == 0) start_queries();  // in the first step's group
+            if (i == 0) start_queries();  // joins the copies of the first step
             cp_async_commit();
         }
     }

@@ -17,13 +17,13 @@ struct RunCosts {
 };
 RunCosts run_costs{};
 
-// The most runs for each CTA that the GPU holds for which times were measured on an H200.
+// Times were measured, on an H200, for up to this many runs per CTA that the GPU can hold at once.
 constexpr double kMostTurns = 7.0;
 
 // The time of a call of equal runs, relative to the time for its bytes. `turns` is the number of
-// runs for each CTA that the GPU holds. With fewer runs than CTAs, some SMs may have two runs and
-// others one. If the last wave has few runs, each gets more memory bandwidth, except with full
-// tiles.
+// runs divided by the number of CTAs that the GPU can hold at once. With fewer runs than CTAs, some
+// SMs may have two runs and others one. If there are few runs in the last wave, each gets more
+// memory bandwidth, except with full tiles.
 double time_over_bytes(double turns, bool full_tiles) {
     const RunCosts& costs = run_costs;
     if (turns <= 1.0) {

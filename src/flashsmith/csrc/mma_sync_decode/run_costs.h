@@ -13,7 +13,7 @@ struct EqualTiles {
     double tiles;        // over all K/V heads
     double rows;         // per tile
     double slots;        // CTAs that the GPU holds
-    double unit_bytes;   // per block of B_c keys
+    double unit_bytes;   // bytes of a unit, which is a block of B_c keys
     int64_t min_units;   // per part
     int64_t most_parts;  // per tile
 

@@ -18,12 +18,12 @@ struct RunTile {
     const DecodeItem& item;
     const uint32_t smem, ring;
     const int warp, lane;
-    const int first_row, rows;    // of the tile, among the K/V head's rows
+    const int first_row, rows;    // the tile's rows among the rows of the K/V head
     int run_begin;                // first key of the run
     int begin, end;               // keys of the run that some row of the tile sees
     int seen_begin, seen_end;     // keys of the run that some row of the warp sees
     int full_begin, full_end;     // keys that all of these rows see
-    const char *k_head, *v_head;  // the head's rows of block 0; dense: of the sequence's block
+    const char *k_head, *v_head;  // the head's rows in block 0; dense: in the sequence's block
 
     FS_DEVICE RunTile(const DecodeKernelArgs& args, const DecodeItem& item, uint32_t smem)
         : args(args),

@@ -16,18 +16,18 @@ namespace flashsmith {
 
 constexpr unsigned kWholeWarp = 0xffffffffu;
 constexpr int kMostDropped = 1 << 30;  // so that positions stay below 2^31
-constexpr int kMostShare = 1 << 30;    // blocks of B_c keys, more than any sequence has
+constexpr int kMostShare = 1 << 30;    // in blocks of B_c keys; above that of any sequence
 
 struct DecodeSequence {
     int first_query, queries;  // first query in a packed tensor, and number of queries
-    int keys;                  // in the cache after appending
+    int keys;                  // number of keys in the cache after appending
     int begin;                 // first key of the first part: a multiple of B_c
     int chunk;                 // keys per part, except for the last
-    int parts;                 // at least one, which writes the rows of a sequence without keys
+    int parts;                 // at least 1: one part writes the rows even if there are no keys
     int run_levels;            // log2 of the parts per run
     int runs;
-    int tiles;      // of rows; 0 if the kernel with warpgroups computes the sequence
-    bool is_chunk;  // whether it has many rows, which another kernel handles
+    int tiles;      // tiles of rows; 0 if the kernel with warpgroups computes the sequence
+    bool is_chunk;  // whether the sequence has many rows; another kernel handles it then
 };
 
 // The number of blocks of B_c keys.
@@ -309,7 +309,7 @@ struct PartStates {
 // complement; a NaN whose complement is 0 becomes another NaN.
 template <class Kernel>
 struct ArrivingStates {
-    uint32_t *const sums, *const statistics;  // of the first part's first row
+    uint32_t *const sums, *const statistics;  // addresses for the first row of the first part
     const int rows, parts;
 
     FS_DEVICE ArrivingStates(const DecodeKernelArgs& args, int head_k, int rows, int parts)
@@ -381,7 +381,7 @@ FS_DEVICE bool find_sequence(const DecodeKernelArgs& args, WorkCursor& cursor, i
     }
     for (; cursor.first < args.batch; cursor.first += kWarpSize) {
         DecodeSequence own;
-        uint32_t end = 0;  // end of this lane's sequence, counted from `before`
+        uint32_t end = 0;  // where this lane's sequence ends, counted from `before`
         if (cursor.first + lane < args.batch) {
             own = sequence_of<Kernel>(args, cursor.first + lane, cursor.share, lengths);
             end = Count::items(args, own);

@@ -79,8 +79,8 @@ constexpr int kFewestBoxKeys = 8;
 // long sequence.
 struct WarpgroupKernelArgs {
     HopperForwardKernelArgs forward;
-    const int32_t* cache_lens;  // keys in the cache before the call appends
-    const int32_t* page_table;  // null: a sequence's keys are in its own block
+    const int32_t* cache_lens;  // number of keys before the call appends
+    const int32_t* page_table;  // null if the cache is dense, with one block per sequence
     const void *k_cache, *v_cache;
     CacheStrides k_strides, v_strides;
     int64_t page_table_stride;
@@ -90,10 +90,10 @@ struct WarpgroupKernelArgs {
     int32_t k_rows, v_rows;  // rows of the maps from one block of the cache to the next
     int32_t box_keys;        // keys that one copy takes, all in one block
     int32_t gathers;         // whether threads copy K and V row by row
-    int32_t most_rows;       // of a K/V head in the sequences that other kernels compute
-    int32_t section_keys;    // of all K/V heads whose K and V should stay in L2 together
+    int32_t most_rows;       // most rows of a K/V head in sequences that other kernels compute
+    int32_t section_keys;    // keys, over K/V heads, whose K and V should stay in L2 together
     Divisor by_page;
-    int32_t d;  // of Q and K; that of the problem is O's
+    int32_t d;  // width of Q and K; the problem's d is the width of O
 };
 
 }  // namespace flashsmith

@@ -63,8 +63,9 @@ struct CacheProducer {
                     load_box(tile, block, now);
                 KV.state.advance();
             }
-            // Not earlier: a CTA that prefetched early would hold two tiles while others have none
-            // left. The tile's number arrives while the last V waits for a free stage.
+            // The next tile is prefetched only here: a CTA that prefetched earlier would hold two
+            // tiles while others have none left. The tile's number arrives while the last V waits
+            // for a free stage.
             tiles.prefetch_tile();
             tiles.advance();
         }

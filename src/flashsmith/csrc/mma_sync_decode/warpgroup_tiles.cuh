@@ -22,12 +22,12 @@ struct CachedTiles {
     const bool leads;  // whether this thread requests numbers
     const int lane;
     uint32_t tile = block_index();
-    uint32_t prefetched = 0;  // if it leads: the counter's value, which may still be in flight
+    uint32_t prefetched = 0;  // if this thread leads: the counter's value, perhaps still in flight
     int round = 0;
 
     struct Sequence {
         int q_first, q_count, k_count;
-        int tiles;  // of a query head; 0 if other kernels compute it
+        int tiles;  // tiles of one query head; 0 if other kernels compute the sequence
     };
 
     FS_DEVICE CachedTiles(const WarpgroupKernelArgs& args, uint32_t smem, bool leads)
@@ -54,7 +54,7 @@ struct CachedTiles {
 #pragma unroll 1
         for (int first = 0; first < problem.batch; first += kWarpSize) {
             const uint32_t own = first + lane < problem.batch ? items(sequence(first + lane)) : 0;
-            uint32_t end = own;  // of this lane's sequence, counted from `before`
+            uint32_t end = own;  // where this lane's sequence ends, counted from `before`
 #pragma unroll
             for (int step = 1; step < kWarpSize; step *= 2) {
                 const uint32_t below = __shfl_up_sync(kAllLanes, end, step);

@@ -21,7 +21,7 @@ struct MmaSyncMlaKernelConfig {
     int d_head;    // columns of q and of the cache
     int B_c;       // keys of a block
     int stages;    // blocks in shared memory
-    int min_keys;  // of a part of a sequence
+    int min_keys;  // the fewest keys in a part of a sequence
     int most_parts;
     bool lazy_rescale;
     int d_v;  // columns of v and o: the first ones of a row of the cache

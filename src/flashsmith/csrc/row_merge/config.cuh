@@ -40,7 +40,7 @@ struct RowMergeKernelArgs {
     const float* lses[kMostParts];
     MergedTensor o_strides, outs_strides[kMostParts];
     MergedStatistic lse_strides, lses_strides[kMostParts];
-    int32_t rows;  // over all heads and sequences
+    int32_t rows;  // number of rows, over all heads and sequences
     int32_t seq, heads, d;
     int32_t n_parts;
     int32_t first_fp32, others_fp32, o_fp32;  // whether parts and output are fp32; otherwise they

@@ -17,7 +17,7 @@ constexpr size_t out_of(size_t part) {
 }
 
 MergedTensor read_tensor(NumberReader& numbers) {
-    // The elements of a braced list are evaluated from left to right.
+    // A braced list evaluates its elements from left to right, so they are read in order.
     return {numbers.integer(), numbers.integer(), numbers.integer()};
 }
 MergedStatistic read_statistic(NumberReader& numbers) {

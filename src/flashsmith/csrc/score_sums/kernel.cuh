@@ -63,7 +63,7 @@ struct ScoreSumsBlock {
     const uint32_t smem;
     const int warp, lane;
     Scores sums = {};
-    float lse_log2[2], D[2];  // of the warp's rows lane / 4 and lane / 4 + 8
+    float lse_log2[2], D[2];  // for rows lane / 4 and lane / 4 + 8 of the warp
 
     FS_DEVICE ScoreSumsBlock(const ScoreSumsArgs& args, uint32_t smem)
         : args(args),

@@ -45,7 +45,7 @@ struct SlotWriteKernelArgs {
     int32_t heads, d;
     int32_t slots_per_block;
     int32_t total_slots;
-    int32_t d_v;  // used only if the config has one
+    int32_t d_v;  // used only if the config has a d_v
 };
 
 // The arguments of kernels whose cache has scales.

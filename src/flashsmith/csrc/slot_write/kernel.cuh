@@ -13,7 +13,7 @@ template <SlotWriteKernelConfig CFG_, Semantics SEMANTICS_ = Semantics{}>
 struct StaticSlotWriteConfig {
     static constexpr SlotWriteKernelConfig CFG = CFG_;
     static constexpr bool has_scales = CFG.has_scales(), has_codes = is_8bit(CFG.cache);
-    static constexpr bool has_d_v = CFG.d_v > 0;  // otherwise v is as wide as k
+    static constexpr bool has_d_v = CFG.d_v > 0;  // if not, v is as wide as k
     using value_t = std::conditional_t<CFG.dtype == DType::FP16, __half, __nv_bfloat16>;
     using Args = std::conditional_t<has_scales, SlotWriteScaledArgs, SlotWriteKernelArgs>;
     static constexpr int kThreads = CFG.n_threads();

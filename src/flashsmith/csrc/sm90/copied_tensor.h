@@ -19,14 +19,14 @@ inline constexpr uint64_t kWrap = uint64_t{1} << 34;
 // a group, a box has `box_heads` heads of box_rows / box_heads tokens.
 struct CopiedTensor {
     const char* name;
-    size_t index;  // in the order of the operation's tensors
+    size_t index;  // index among the operation's tensors
     size_t argument_offset;
     Strides strides;
     int64_t rows, heads, total;  // rows of a sequence; packed: total rows of all sequences
     int box_rows;
     int box_heads = 0;
     bool is_single_row = false;
-    int64_t columns = 0;  // 0: those of q
+    int64_t columns = 0;  // 0: as many columns as q
 
     bool is_empty(const ForwardProblem& p, bool packed) const {
         return packed ? total == 0 : rows == 0 || p.batch == 0;

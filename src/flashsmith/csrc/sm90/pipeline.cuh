@@ -55,7 +55,7 @@ struct TilePipeline {
     uint32_t tiles;
     PipelineBarriers barriers;
     PipelineState<kStages> state;
-    uint32_t peer_barriers = 0;  // address in the other CTA
+    uint32_t peer_barriers = 0;  // address of the other CTA's barriers
 
     FS_DEVICE TilePipeline(uint32_t tiles, uint32_t barriers) : tiles(tiles), barriers{barriers} {
         if constexpr (kCtas == 2) peer_barriers = cluster_address(barriers, cluster_rank() ^ 1);

@@ -30,7 +30,7 @@ struct WgmmaForwardKernelConfig {
     int d_head;
     int B_r;
     int B_c;
-    int n_warpgroups;  // consumers, 64 rows of Q each; the producer is one more
+    int n_warpgroups;  // consumers with 64 rows of Q each; the producer is an additional one
     int kv_stages;
     int q_buffers;
     int producer_registers;
@@ -45,18 +45,18 @@ struct WgmmaForwardKernelConfig {
     int section_mib;  // longest first: size of K and V of the heads in one group
     int ctas_per_sm;
     int exp2_fma_share;  // percent of the exponentials that the FMA pipe computes
-    bool early_exp;      // overlap: exponentials are not deferred past the concurrent GEMM
+    bool early_exp;      // with overlap: the concurrent GEMM does not delay exponentials
     bool stale_max;      // later blocks compute no maximum; sums show when it is out of date
     bool direct_O;       // O is stored from registers, so that Q's slot is free before O is done
     int short_block;     // a warpgroup's last block may end at a multiple of this; 0: it is always
                          // whole
     int split_keys;      // parts of a tile's keys if tiles would leave SMs idle; 0: none
-    bool pack_gqa;       // a tile's rows are a group's query heads, token after token
-    int register_Q;      // 16-column steps of Q that a tile's GEMMs read from registers
+    bool pack_gqa;       // the rows of a tile are the query heads of a group, token after token
+    int register_Q;      // how many 16-column steps of Q the GEMMs read from registers
     int canonical;       // version of the canonical order of operations; 0: none
     int d_v;             // columns of V and O; 0: d_head
 
-    static constexpr int kMostColumnsOfO = 256;  // that a warpgroup holds
+    static constexpr int kMostColumnsOfO = 256;  // most columns that a warpgroup's registers hold
 
     constexpr auto operator<=>(const WgmmaForwardKernelConfig&) const = default;
 
@@ -140,7 +140,7 @@ struct HopperForwardKernelArgs {
     // Dynamic schedule: the number of tiles handed out after the first of every CTA. It is zero
     // between launches, because the last request resets it.
     uint32_t* tile_counter;
-    int32_t n_tiles;  // of the whole problem; a cluster's cluster_size tiles of a head count as one
+    int32_t n_tiles;  // of the whole problem; cluster_size tiles, for one cluster, count as one
     int32_t n_whole_tiles;  // tiles from this one on are parts of tiles: see splits_last_tiles()
     // The tiles of the last heads: first the long ones of all these heads, then the short ones. See
     // keeps_short_tiles_back().

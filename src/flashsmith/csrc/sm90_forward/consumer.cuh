@@ -47,7 +47,7 @@ struct Consumer {
     typename MaxPolicy::Softmax::BlockSums block_sums;
     float row_weights[1][2];  // final factors of O's rows
     std::conditional_t<Kernel::halves_O, PartnerMessages<Kernel>, NoMessages> messages;
-    BlockEntry entry;  // lists: of the block whose scores are computed
+    BlockEntry entry;  // with lists: the entry of the block whose scores are computed
 
     FS_DEVICE Consumer(const typename Kernel::Args& args, uint32_t smem, int warpgroup)
         : args(args),
@@ -88,9 +88,9 @@ struct Consumer {
         output.finish();
     }
 
-    // Last block first: masks and ragged ends mostly concern a row's last blocks. If this warpgroup
-    // still owes a turn in the order, it takes the turn after the first scores: the next warpgroup
-    // does not need it sooner.
+    // The last block comes first, because masks and ragged ends mostly concern a row's last blocks.
+    // If this warpgroup still owes a turn in the order, it takes the turn after the first scores:
+    // the next warpgroup does not need it sooner.
     FS_DEVICE void main_loop(const BlockRange& blocks, bool order_is_pending) {
         int block = blocks.end - 1;
         O_is_begun = false;
@@ -159,7 +159,7 @@ struct Consumer {
     }
     FS_DEVICE void canonical_loop(const BlockRange& blocks) {
         int block = blocks.begin;
-        zero(O);  // no GEMM reads it, but registers must have values when the loop begins
+        zero(O);  // no GEMM reads O yet, but its registers must have values
         load_register_Q();
         if (block > tile.block_begin) order.wait_and_arrive();
 #pragma unroll 1
@@ -219,7 +219,7 @@ struct Consumer {
         finish_PV_gemm();
         if (!is_last) order.end_turn();
     }
-    // The location is computed each time, so that the loop keeps no register for it.
+    // The address is computed each time, so that the loop keeps no register for it.
     FS_DEVICE RunningState<Kernel> running_state() const {
         return RunningState<Kernel>(problem, opaque(warpgroup));
     }
@@ -365,8 +365,8 @@ struct Consumer {
         if constexpr (Kernel::has_program)
             change_by_program<SEMANTICS>(S, args.program, program_sequence(), lane, place_of_lane(),
                                          head_of_lane(), first_key(block));
-        // Without a mask a row sees all keys. Only the block that comes first, the last one of the
-        // sequence, may have fewer.
+        // Without a mask a row sees all keys. Only the block that is processed first, which is the
+        // last of the sequence, may have fewer keys.
         constexpr bool kMayCut =
             kFirst || kHidesKeys<SEMANTICS> || Kernel::canonical || Kernel::has_lists;
         if constexpr (Kernel::masked && kMayCut)
@@ -420,12 +420,12 @@ struct Consumer {
             pack_fragment<typename Kernel::value_t>(P[step], S[0][2 * step], S[0][2 * step + 1]);
     }
 
-    // Gives the partner the P and the factors of this block.
+    // Sends this block's P and factors to the partner.
     FS_DEVICE void send_P() {
         if constexpr (Kernel::halves_O) messages.send(P, rescales_O, O_factors);
     }
 
-    // Gives the partner the weights with which it merges its columns of a chunk.
+    // Sends the partner the weights with which it merges its columns of a chunk.
     FS_DEVICE void send_merge(const StateMerge (&merge)[2]) {
         if constexpr (Kernel::halves_O)
 #pragma unroll
@@ -507,12 +507,12 @@ struct Consumer {
         }
     }
 
-    // Computes everything that follows from the scores alone, without O. It overlaps
-    // the last PV GEMM.
+    // Does the part of the softmax that depends only on the scores and not on O. It overlaps the
+    // last PV GEMM.
     FS_DEVICE void finalize_rows() {
-        read_tile_info();  // read again, rather than kept in registers throughout
+        read_tile_info();  // read again here, to keep no registers for it during the loop
         if (kFreesQ || is_part()) {
-            __syncwarp();  // every lane has read the tile's info
+            __syncwarp();  // after this, no lane reads the tile's info any more
             if (lane == 0) mbarrier_arrive(Q_barriers().empty(slot()));
         }
         const float* sinks = SEMANTICS.partial || is_part() ? nullptr : problem.sinks;

@@ -76,7 +76,7 @@ struct StaleMax {
     using Softmax = RowSoftmax<CFG.rescale_threshold != 0, CFG.exp2_fma_share, 4>;
     using BlockSums = typename Softmax::BlockSums;
 
-    bool max_is_valid;  // whether row_max suits the block's scores
+    bool max_is_valid;  // whether row_max is close enough to the block's maximum
 
     // Whether a block updates the maximum: it does while rows may have seen no key yet, and in the
     // first two blocks that all rows see, in which maxima still grow too much.
@@ -203,7 +203,7 @@ struct StaleMax {
                 consumer.P[step][2 + r] = recomputed[2 + r];
             }
         }
-        __syncwarp();  // every lane has read K, which one lane releases
+        __syncwarp();  // one lane releases K after every lane has read it
     }
     FS_DEVICE static void compute_scores(const Consumer<Kernel>& consumer, float (&scores)[1][2][4],
                                          int step) {

@@ -25,7 +25,7 @@ struct Partner : Consumer<Kernel> {
 
     FS_DEVICE void run() {
         while (this->receive_tile()) {
-            __syncwarp();  // every lane has read the tile's info
+            __syncwarp();  // after this, no lane reads the tile's info any more
             if (lane == 0) mbarrier_arrive(this->Q_barriers().empty(this->slot()));
             const BlockRange mine = this->blocks_of_warpgroup();
             if constexpr (Kernel::canonical)

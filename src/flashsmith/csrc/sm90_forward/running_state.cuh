@@ -13,7 +13,7 @@ namespace flashsmith {
 template <class Kernel>
 struct RunningState {
     static constexpr int kTiles = Kernel::O_columns / 8;
-    float* const own;  // this thread's first four floats; the next ones are a warpgroup further on
+    float* const own;  // this thread's first four floats; the next are a warpgroup further on
 
     // `warpgroup` is the index among the CTA's consumers, or of the partner, which comes last.
     FS_DEVICE RunningState(const ForwardKernelArgs& args, int warpgroup)

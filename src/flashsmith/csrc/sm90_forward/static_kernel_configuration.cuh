@@ -60,7 +60,7 @@ struct StaticHopperKernelConfig {
     static constexpr int O_tile_bytes = V_panels * Q_panel_bytes;
     static constexpr int KV_panel_bytes = B_c * Panel::kRowBytes;
     static constexpr int K_tile_bytes = n_panels * KV_panel_bytes;
-    static constexpr int KV_tile_bytes = K_tile_bytes;  // where V is as wide as K
+    static constexpr int KV_tile_bytes = K_tile_bytes;  // for kernels in which V is as wide as K
     static constexpr int V_tile_bytes = V_panels * KV_panel_bytes;
 
     // GEMMs and their registers.

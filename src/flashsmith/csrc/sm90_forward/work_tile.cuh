@@ -38,7 +38,7 @@ FS_DEVICE BlockRange visible_blocks(const KeyMask<Kernel::SEMANTICS>& visible,
 // Up to B_r rows of the queries of one head or group, and the K/V blocks that they see.
 struct WorkTileInfo {
     int first_row, row_end;  // in its sequence
-    int head, batch;         // pack_gqa: the key head
+    int head, batch;         // with pack_gqa, head is a key head
     int block_begin, block_end;
     int q_first, q_count;  // the sequence's first row in the tensor, and its number of rows
     int k_count;
@@ -97,7 +97,7 @@ struct WorkTileInfo {
 
 // The info about a tile in a kernel that splits keys.
 struct WorkTilePart : WorkTileInfo {
-    int part_row;  // first of its rows among the parts' rows, or kNoPart
+    int part_row;  // its first row among the rows of parts; kNoPart: no part
 
     FS_DEVICE static WorkTilePart invalid() { return {WorkTileInfo::invalid(), kNoPart}; }
 

@@ -16,7 +16,7 @@ __global__ void __launch_bounds__(Kernel::CFG.n_threads(), Kernel::CFG.ctas_per_
     const uint32_t smem = shared_address(shared_memory);
     if (thread_index() == 0) init_barriers<Kernel>(smem);
     if constexpr (Kernel::clusters)
-        cluster_barrier();  // no CTA may use barriers of another before they are initialised
+        cluster_barrier();  // no CTA may use another's barriers before they are initialised
     else
         __syncthreads();
 
@@ -35,7 +35,7 @@ __global__ void __launch_bounds__(Kernel::CFG.n_threads(), Kernel::CFG.ctas_per_
     }
     if constexpr (Kernel::clusters) {
         __syncwarp();
-        cluster_barrier();  // this CTA's barriers must exist until the other's last arrivals
+        cluster_barrier();  // the barriers must exist until the other CTA's last arrivals
     }
 }
 

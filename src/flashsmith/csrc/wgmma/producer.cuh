@@ -51,8 +51,9 @@ struct Producer {
                 load(K, &args.k, tile, block + kNext);
                 load(V, &args.v, tile, block);
             }
-            // Not earlier: a CTA that prefetched early would hold two tiles while others have none
-            // left. The number arrives while the last V waits for a free stage.
+            // The next tile is prefetched only here: a CTA that prefetched earlier would hold two
+            // tiles while others have none left. The number arrives while the last V waits for a
+            // free stage.
             scheduler.prefetch_tile();
             if (block == last) load(V, &args.v, tile, block);
             scheduler.advance();

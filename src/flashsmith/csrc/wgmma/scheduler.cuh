@@ -32,7 +32,7 @@ struct TileScheduler {
     const uint32_t smem;
     const uint32_t rank = kCtas > 1 ? cluster_rank() : 0;
     uint32_t tile = blockIdx.x / kCtas;
-    uint32_t prefetched = 0;  // dynamic: the counter's value, which may still be in flight
+    uint32_t prefetched = 0;  // dynamic schedule: the counter's value, perhaps still in flight
     PipelineState<1> broadcast_state;
 
     FS_DEVICE TileScheduler(const typename Kernel::Args& args, uint32_t smem)

@@ -72,7 +72,7 @@ __global__ void __launch_bounds__(Kernel::CFG.n_threads(), 1)
     }
     if constexpr (Kernel::cluster_size > 1) {
         __syncwarp();
-        cluster_barrier();  // shared memory must exist until the other CTA's last messages
+        cluster_barrier();  // shared memory must exist until the other CTA's last message
     }
 }
 

@@ -15,16 +15,16 @@ namespace flashsmith {
 // The order of the GEMMs of a warpgroup in a step.
 enum class StepOrder : int {
     dv_first = 0,         // S, then dv and dP, then dk and dq
-    late_dq = 1,          // the same, but dq overlaps the exponentials of the next step
+    late_dq = 1,          // like dv_first, but dq overlaps the exponentials of the next step
     scores_together = 2,  // S and dP, then dv, dk and dq
     scores_ahead = 3,     // like late_dq, but the next step's S also comes before dk
 };
 
 // When the dq of a step is added to the sums in global memory.
 enum class DqSums : int {
-    beside_scores = 0,  // during the next step's first product
-    sums_at_once = 1,   // as soon as it is done
-    sums_under_dk = 2,  // the same, and it comes before dk's product
+    beside_scores = 0,  // during the first GEMM of the next step
+    sums_at_once = 1,   // as soon as the step's dq is done
+    sums_under_dk = 2,  // as soon as dq is done, and dq is computed before dk
 };
 
 // The fields, their order and their meaning match the Python class. A new knob is added at the end,
@@ -34,24 +34,24 @@ struct WgmmaBackwardKernelConfig {
     int d_head;
     int B_r;
     int B_c;
-    int n_warpgroups;  // consumers, 64 keys each or all the same; the producer is one more
+    int n_warpgroups;  // consumers, with 64 keys each or in common, and without the producer
     int q_stages;
     int do_stages;
     int ds_stages;
     int producer_registers;
     int consumer_registers;
     StepOrder order;
-    bool early_exp;    // exponentials are not deferred past the concurrent product
+    bool early_exp;    // the concurrent GEMM does not delay exponentials
     bool split_roles;  // two warpgroups have the same keys: one computes dv, the other dk
     bool lagged_dq;    // a step computes the preceding step's dq: no warpgroup waits for another's
                        // dS
-    bool pingpong;     // warpgroups alternate in issuing their products
+    bool pingpong;     // warpgroups alternate in issuing their GEMMs
     bool persistent;   // one CTA per SM takes one block of keys after another
-    DqSums dq_sums;    // when a step's dq is added to its sums
+    DqSums dq_sums;    // when the dq of a step is added to the sums
     bool ordered_dq;   // blocks of keys add to dq in a fixed order: the same bits in every run
     bool wide_stores;  // dk and dv are stored 16 bytes per lane
     bool bulk_sums;    // TMA adds dq to its sums from shared memory
-    bool early_rows;   // a step's lse and D are read before its products are issued
+    bool early_rows;   // the lse and D of a step are read before its GEMMs are issued
     bool without_dq;   // only dk and dv are computed: q is frozen
     int d_v;           // columns of V, do and dv; 0: d_head
     bool cta_pair;     // the two CTAs of a cluster have the same keys, and half of the columns each
@@ -61,7 +61,7 @@ struct WgmmaBackwardKernelConfig {
 
     constexpr auto operator<=>(const WgmmaBackwardKernelConfig&) const = default;
 
-    constexpr int n_ctas() const { return cta_pair ? 2 : 1; }  // that share a block of keys
+    constexpr int n_ctas() const { return cta_pair ? 2 : 1; }  // CTAs that share a block of keys
     constexpr int cluster_size() const { return cta_pair || shared_dq ? 2 : 1; }
     // The keys of a cluster.
     constexpr int cluster_keys() const { return shared_dq ? 2 * B_c : B_c; }
@@ -162,7 +162,7 @@ struct HopperBackwardKernelArgs {
     TensorMap q, k, v, d_o;
     BackwardKernelArgs problem;
     uint32_t* key_block_counter;  // persistent: 0 before and after a launch
-    uint32_t n_key_blocks;        // over all heads; packed: including nonexistent ones
+    uint32_t n_key_blocks;        // over all heads; if packed, including blocks that do not exist
 };
 
 // The arguments of kernels that run a caller's program.

@@ -46,12 +46,12 @@ struct ConsumerState {
     BackwardKeyMask<SEMANTICS> key_mask;
     int block;            // current block of queries
     int rounds_until_dq;  // for alternating warpgroups: steps until this one computes dq
-    int dq_block;         // block of the last dq, and the address of this lane's sums of it
+    int dq_block;         // block of the last dq, and this lane's address for its sums
     float* dq_sums;
     // With ordered_dq, a block is processed for all heads, one after another. These are the number
     // of heads, the next head, and the head of the last dq. dq_block is then unused.
     int n_heads, head, dq_head, direction;
-    int batch, first_head;  // for programs; the current head is first_head + head
+    int batch, first_head;  // used by programs; the current head is first_head + head
     // With lists: the entry of the current block, and the sums of this lane in block 0 of the first
     // head.
     BlockEntry entry;
@@ -118,7 +118,7 @@ struct ConsumerState {
     }
 
     FS_DEVICE void advance_block() {
-        if constexpr (Kernel::has_lists) return;  // the next one arrives with Q
+        if constexpr (Kernel::has_lists) return;  // the next block arrives with Q
         if constexpr (CFG.ordered_dq) {
             if (++head == n_heads) head = 0, block += direction;
         } else {

@@ -128,7 +128,7 @@ struct dQPart : ConsumerScores<Kernel> {
         constexpr uint32_t kBytes = Kernel::warp_lanes * 16;
         const uint32_t place =
             smem + Kernel::sums_offset + (warpgroup * kWarpsPerWarpgroup + warp) * kBytes;
-        if (lane == 0) tma_store_wait_read();  // for the last block's
+        if (lane == 0) tma_store_wait_read();  // the store of the last block's dq
         __syncwarp();
 #pragma unroll
         for (int n = 0; n < Kernel::dq_columns / 8; ++n)

@@ -36,7 +36,7 @@ __global__ void __launch_bounds__(Kernel::dq_parts* kWarpgroupThreads)
                               part * Kernel::part_sums + (warp * Kernel::warp_lanes + lane) * 4;
     const int unseeing =
         BackwardKeyMask<SEMANTICS>(args, q.count, k.count).first_attending_row() - row;
-    bool is_hidden[2] = {};  // all keys are, by a program
+    bool is_hidden[2] = {};  // whether a program hides all keys from the row
     if constexpr (Kernel::has_program)
         for (int r = 0; r < 2; ++r)
             is_hidden[r] =

@@ -144,7 +144,7 @@ struct ConsumerScores : ConsumerState<Kernel> {
             // One or two comparisons per element; the bounds follow from the element's position in
             // the tile.
             constexpr int kFar = 1 << 30;
-            int ahead[2];  // row r: how far its key is before the first query's last key
+            int ahead[2];  // for row r: the distance from its key to the first query's last key
 #pragma unroll
             for (int r = 0; r < 2; ++r) {
                 ahead[r] = kHidesKeys<SEMANTICS>

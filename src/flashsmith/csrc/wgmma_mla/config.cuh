@@ -20,7 +20,7 @@ constexpr int kMlaThreads = kWarpgroupThreads * (kMlaConsumers + 1);
 struct WgmmaMlaKernelConfig {
     DType dtype;
     int d_head;    // columns of q and of the cache
-    int min_keys;  // of a part of a sequence
+    int min_keys;  // the fewest keys in a part of a sequence
     int most_parts;
     int producer_registers;
     int consumer_registers;

@@ -116,7 +116,7 @@ struct MlaConsumer {
     template <int kSection>
     FS_DEVICE void add_section(int i) {
         wait_for(i, kSection);
-        wgmma_fence();  // ptxas would add one after the loop
+        wgmma_fence();  // without this, ptxas would add a fence after the loop
         constexpr uint32_t kFirst = Kernel::first_panel(kSection) * Kernel::panel_bytes;
         const uint64_t q = Panel::descriptor(smem + Kernel::Q_offset + kFirst),
                        k = Panel::descriptor(block_tile(i) + kFirst);

@@ -179,7 +179,7 @@ def most_rows_without_warpgroups(
 def _work_of_warpgroups(
     cfg: FlashDecodeKernelConfig, problem: Problem, device: DeviceSpec
 ) -> CallWork:
-    """The work of a call whose sequences are computed by the kernel with warpgroups."""
+    """The work of a call in which the kernel with warpgroups computes all sequences."""
     rates = rates_of(device)
     rows = WARPGROUP_ROWS * cfg.chunk_warpgroups
     tiles = problem.batch * problem.heads_q * -(-problem.seq_q // rows)

@@ -186,7 +186,8 @@ def worth_searching(cfg: WgmmaForwardKernelConfig) -> bool:
     """Whether a legal config could be the fastest."""
     return (
         cfg.B_c >= (MIN_B_C if cfg.halves_O else _SHORTEST_B_C)
-        # With one stage, GEMMs would wait for every copy. Wide tiles leave no room for two.
+        # With one stage, GEMMs would wait for every copy. But wide tiles leave no room for two
+        # stages.
         and (cfg.kv_stages >= 2 or cfg.halves_O)
         # The second Q buffer is for a CTA's next tile, which a CTA that computes only one tile does
         # not have.
@@ -199,8 +200,8 @@ def get_hopper_space_configs(
 ) -> list[WgmmaForwardKernelConfig]:
     """The wgmma configs to try; empty for a head dimension without kernels.
 
-    masked: whether some rows see fewer keys than others. longest_first is tried only with a mask:
-    without a mask it was 1 to 14% slower on an H200.
+    masked: whether some rows see fewer keys than others. Only then is longest_first tried, because
+    it was 1 to 14% slower without a mask on an H200.
     """
     orders = tuple(TileOrder) if masked else (TileOrder.BY_HEAD,)
     found = dict.fromkeys(

@@ -35,7 +35,7 @@ class _Tile(NamedTuple):
     early_rows: bool = False
     q_stages: int = 2
     do_stages: int = 2
-    consumer_registers: int = 0  # 0: as registers() says
+    consumer_registers: int = 0  # 0 means the number that registers() returns
 
 
 _TOGETHER, _AHEAD, _UNDER = StepOrder.SCORES_TOGETHER, StepOrder.SCORES_AHEAD, DqSums.SUMS_UNDER_DK
@@ -75,8 +75,8 @@ _TILES: dict[HeadDims, tuple[_Tile, ...]] = {
     192: (_SPLIT,),
     256: (_SPLIT,),
     512: (_SPLIT._replace(do_stages=1),),
-    # The same as for the wider of the two. Only 192:128 was measured; its winners are in the H200's
-    # table.
+    # The candidates for the wider of the two widths. Only 192:128 was measured; its winners are in
+    # the H200's table.
     HeadPair(64, 128): (_EARLY_128, _Tile(64, 2, 3, _AHEAD, pingpong=True)),
     HeadPair(128, 64): (_EARLY_128, _Tile(64, 2, 3, _AHEAD, pingpong=True)),
     HeadPair(192, 128): (_SPLIT,),

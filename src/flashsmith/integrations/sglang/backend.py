@@ -211,7 +211,10 @@ class FlashsmithBackend(AttentionBackend):
 
 def _refuse_unserved(model_runner: Any, topk: int) -> None:
     """Raises NotImplementedError, with the reason, if flashsmith does not support the server's
-    settings. ``topk``: the number of branches of a draft at each token."""
+    settings.
+
+    ``topk``: the number of branches of a draft at each token.
+    """
     config, pool = model_runner.model_config, model_runner.token_to_kv_pool
     parallel, algorithm = get_parallel(), model_runner.spec_algorithm
     is_speculative = not algorithm.is_none()

@@ -20,8 +20,10 @@ Window = tuple[int | None, int | None]
 
 @dataclass(frozen=True)
 class LayerAttention:
-    """One layer's attention. ``window``: how many keys before its own key a query sees; None if it
-    sees all of them."""
+    """One layer's attention.
+
+    window: how many keys before its own key a query sees; None if it sees all of them.
+    """
 
     heads: int
     d: int

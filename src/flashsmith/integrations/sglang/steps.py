@@ -15,10 +15,12 @@ class Step:
     """The tensors and numbers that all layers of a step share.
 
     rows: the number of query tokens in the step; further rows of the query tensor are padding.
-    longest: an upper bound on the tokens of one request. starts: (requests + 1,) int32. lens:
-    (requests,) int32, how many keys each request has, including those of this step. table:
-    (requests, most pages) int32. window_table and window_slots: the table and the written slots of
-    layers with a window, if these have their own pool.
+    longest: an upper bound on the tokens of one request.
+    starts: (requests + 1,) int32.
+    lens: (requests,) int32, how many keys each request has, including those of this step.
+    table: (requests, most pages) int32.
+    window_table and window_slots: the table and the written slots of layers with a window, if these
+        have their own pool.
     """
 
     rows: int
@@ -76,8 +78,9 @@ class PageTables:
 
 def drafted(forward_batch: Any, drafts: int) -> int:
     """How many drafted tokens of each request a step verifies, or 0 if it verifies none. The step's
-    lengths do not include these tokens yet. ``drafts``: the number of tokens in a draft, which is a
-    chain.
+    lengths do not include these tokens yet.
+
+    ``drafts``: the number of tokens in a draft, which is a chain.
 
     Raises NotImplementedError for drafts of several lengths.
     """

@@ -12,11 +12,14 @@ class StepMetadata:
     """A step's tensors, all of them the engine's.
 
     num_actual_tokens: the number of rows in the step; further rows of the query tensor are padding.
-    max_query_len: an upper bound on the rows of one request. query_start_loc: (requests + 1,).
-    seq_lens: (requests,), keys of each request, this step's included. block_table: (requests, most
-    blocks). causal: whether a query sees no later key. With decode context parallelism,
-    is_distributed is true, and local_keys (requests,) are the keys from before the step in this
-    rank's cache.
+    max_query_len: an upper bound on the rows of one request.
+    query_start_loc: (requests + 1,).
+    seq_lens: (requests,), keys of each request, this step's included.
+    block_table: (requests, most blocks).
+    causal: whether a query sees no later key.
+    is_distributed: whether the step uses decode context parallelism.
+    local_keys: (requests,), with decode context parallelism: how many keys from before the step
+        are in this rank's cache.
     """
 
     num_actual_tokens: int
