@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import re
-from dataclasses import fields
+from dataclasses import fields, replace
 from types import SimpleNamespace
 
 import pytest
@@ -20,6 +20,8 @@ from flashsmith.errors import EmulatorError
 from flashsmith.families import (
     FAMILIES,
     FlashForwardKernelConfig,
+    KernelConfig,
+    Problem,
     device_spec,
     get_kernel_configs,
 )
@@ -124,11 +126,10 @@ def test_what_the_compiler_said_of_a_kernel_beside_the_main_one_is_shown() -> No
     assert "ptxas warns combine: C1: slow" in shown
 
 
-@pytest.mark.parametrize("tiles", ["64, 96, 4", "128, 48, 4", "64, 64, 4", "128, 32, 8"])
-def test_the_plain_kernel_is_counted_whatever_its_tiles(tiles: str, monkeypatch) -> None:
+def counted(cfg: KernelConfig, device: str, monkeypatch: pytest.MonkeyPatch) -> Problem:
+    """The problem whose instructions explain() counts."""
     from flashsmith.benchmark import explain as module
 
-    cfg = parse(f"(FP16, 128, {tiles}): async+swizzled+load_2_2_2_tiles")
     asked = []
 
     class Library:
@@ -141,7 +142,20 @@ def test_the_plain_kernel_is_counted_whatever_its_tiles(tiles: str, monkeypatch)
     monkeypatch.setattr(module, "library_for", lambda *_, **__: Library())
     monkeypatch.setattr(module, "prove", prove)
     with pytest.raises(EmulatorError, match="not today"):
-        explain(cfg, choose_target("sm_80", emulate=True), ProgressReporter(quiet=True))
+        explain(cfg, choose_target(device, emulate=True), ProgressReporter(quiet=True))
     (problem,) = asked
+    return problem
+
+
+@pytest.mark.parametrize("tiles", ["64, 96, 4", "128, 48, 4", "64, 64, 4", "128, 32, 8"])
+def test_the_plain_kernel_is_counted_whatever_its_tiles(tiles: str, monkeypatch) -> None:
+    cfg = parse(f"(FP16, 128, {tiles}): async+swizzled+load_2_2_2_tiles")
+    problem = counted(cfg, "sm_80", monkeypatch)
     assert cfg.fills_tiles(problem.seq_q, problem.seq_k, cfg.d_head)
     assert problem.seq_k == 2 * cfg.B_c
+
+
+def test_a_cluster_is_counted_with_the_rows_that_it_serves(monkeypatch) -> None:
+    alone = parse("(FP16, 64, 16, 128, 4): decode+stages_2+least_128+parts_1+canonical_1")
+    assert counted(alone, "sm_90", monkeypatch).seq_q == 128
+    assert counted(replace(alone, chunk_cluster=4), "sm_90", monkeypatch).seq_q == 8

@@ -41,6 +41,7 @@ def short_form(
 EIGHT, FOUR, TWO = (short_form(128, ctas=ctas) for ctas in (8, 4, 2))
 EARLY = short_form(64, stages=3, ctas=4, early=True)
 NARROW = short_form(64, warps=8, stages=3, ctas=4)
+EARLY_ALONE = short_form(128, stages=3, early=True)
 EIGHT_FIRST, EARLY_FIRST = f"{EIGHT}+keys_first", f"{EARLY}+keys_first"
 PANELS, WIDE = short_form(96, ctas=2), short_form(256, ctas=8)
 for text in (EIGHT, NARROW, EARLY, EIGHT_FIRST):
@@ -106,6 +107,7 @@ def differing(
     [
         (EIGHT, (1300, 1, 0), {"d": 128, "queries": 2, "sinks": True}),
         (NARROW, (900,), {"d": 64, "group": 8}),
+        pytest.param(EARLY_ALONE, (5000, 1, 0), {"d": 128, "page": 48}, marks=pytest.mark.full),
         pytest.param(EIGHT, (5000, 4097), {"d": 128, "heads_k": 2}, marks=pytest.mark.full),
         pytest.param(FOUR, (700, 129), {"d": 128, "group": 5, "page": 48}, marks=pytest.mark.full),
         pytest.param(TWO, (1500, 77), {"d": 120, "group": 7}, marks=pytest.mark.full),
@@ -234,3 +236,16 @@ def test_more_rows_than_a_cluster_serves_are_refused() -> None:
 def test_calls_with_few_chunks_get_clusters(problem: str, ctas: int) -> None:
     assert choose(problem, device_spec("H200")).config.chunk_cluster == ctas
     assert choose(problem, device_spec("A100")).config.chunk_cluster == 0
+
+
+@pytest.mark.parametrize(
+    ("problem", "device", "early"),
+    [
+        ("b1 s1:65536 h32:8 d128 bf16 decode canonical", "H200", True),
+        ("b8 s1:1024 h32:8 d128 bf16 decode canonical", "H200", True),
+        ("b8 s1:1024 h32:8 d128 bf16 decode canonical", "A100", False),
+    ],
+)
+def test_calls_with_few_rows_begin_early(problem: str, device: str, early: bool) -> None:
+    cfg = choose(problem, device_spec(device)).config
+    assert (cfg.early, cfg.chunk_cluster) == (early, 0)

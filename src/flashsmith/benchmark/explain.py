@@ -145,8 +145,8 @@ def _after_building(known: Explanation, library: KernelLibrary) -> Explanation:
     # register count differs from the one shown.
     rows, step = cfg.family.loop_tiles(cfg) or (0, 0)
     seq_q, seq_k = (rows, 2 * step) if rows else (whole_tiles(_ROWS, cfg),) * 2
-    sizes = 1, seq_q, seq_k, 1, 1, cfg.d_head
     family = cfg.family
+    sizes = 1, min(seq_q, family.most_rows(cfg) or seq_q), seq_k, 1, 1, cfg.d_head
     problem = Problem(*sizes, cfg.dtype, operation=family.operation, d_v=cfg.d_head_v)
     problem = replace(problem, gradients=family.gradients_of(cfg), cache=family.cache_of(cfg))
     verdict = prove(cfg, problem, arch=device.arch, observers=[conflicts])

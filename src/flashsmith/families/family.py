@@ -431,6 +431,11 @@ class Family:
         such loop."""
         return None
 
+    def most_rows(self, cfg: Any) -> int | None:
+        """The maximum number of rows (queries times query heads) per K/V head in a call; None if
+        there is no limit."""
+        return None
+
     # Whether all loop steps of a launch do the same work, so that performance counters are
     # proportional to the number of steps.
     equal_steps: bool = False

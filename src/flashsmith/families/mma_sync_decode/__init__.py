@@ -139,6 +139,9 @@ class MmaSyncDecodeFamily(Family):
     def intensity(self, cfg: FlashDecodeKernelConfig) -> Intensity:
         return describe.intensity(cfg)
 
+    def most_rows(self, cfg: FlashDecodeKernelConfig) -> int | None:
+        return sets.CLUSTER_ROWS if cfg.chunk_cluster else None
+
     def conflict_kinds(self) -> Mapping[str, tuple[str, ...]]:
         return describe.CONFLICT_KINDS
 
