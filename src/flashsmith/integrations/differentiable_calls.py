@@ -11,10 +11,6 @@ import torch
 
 from flashsmith.chooser.attention import check_attention_config
 from flashsmith.chooser.backward import check_backward_config, resolve_deterministic
-from flashsmith.errors import ArgumentError
-
-# The autograd functions call the ops where something intercepts operations.
-from flashsmith.integrations import torch_ops  # noqa: F401
 from flashsmith.integrations.autograd_functions import (
     FlashsmithAttention,
     RepeatedAttention,
@@ -22,6 +18,7 @@ from flashsmith.integrations.autograd_functions import (
 )
 from flashsmith.integrations.op_options import OpOptions
 from flashsmith.integrations.saved_call import SavedCall, forward_arguments, is_plain
+from flashsmith.integrations.torch_ops import no_out
 from flashsmith.runtime import cached_calls
 from flashsmith.runtime.bits import resolve_bits
 from flashsmith.runtime.cached_calls import CachedCall
@@ -174,11 +171,3 @@ def _longest(offsets: tuple[Any, Any], limits: tuple[Any, Any]) -> Any:
     missing = [it for it, limit in zip(offsets, limits, strict=True) if limit is None]
     found = iter(framework.longest_steps(missing))
     return tuple(next(found) if limit is None else limit for limit in limits)
-
-
-def no_out(**tensors: Any) -> ArgumentError:
-    growing = (name for name, it in tensors.items() if it is not None and it.requires_grad)
-    return ArgumentError(
-        f"out: given, and {next(growing, 'q')} requires grad: autograd makes its own outputs; "
-        "leave it out, or call under torch.no_grad()"
-    )

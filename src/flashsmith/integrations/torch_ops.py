@@ -22,13 +22,15 @@ from torch.utils.flop_counter import register_flop_formula
 from flashsmith.bundle import OPERATORS
 from flashsmith.chooser.backward import backward_ahead
 from flashsmith.chooser.choice import choose_config
+from flashsmith.errors import ArgumentError
 from flashsmith.integrations.autograd_functions import (
     FlashsmithAttention,
     FlashsmithGradients,
     refuse_vmap,
 )
 from flashsmith.integrations.op_flop import flop, flop_backward
-from flashsmith.integrations.op_options import OPS, call_options, call_options_backward
+from flashsmith.integrations.op_options import OPS as OPS  # others import it from here
+from flashsmith.integrations.op_options import call_options, call_options_backward
 from flashsmith.integrations.repeated_ops import Asked, repeated_op
 from flashsmith.integrations.saved_call import SavedCall, backward_arguments
 from flashsmith.runtime import run_backward, run_call
@@ -296,3 +298,11 @@ for _name, _kernel, _fake_kernel, _autograd_kernel, _asked in (
 
 register_flop_formula([OPS.attention, OPS.attention_with_statistics], get_raw=True)(flop)
 register_flop_formula(OPS.attention_backward, get_raw=True)(flop_backward)
+
+
+def no_out(**tensors: Any) -> ArgumentError:
+    growing = (name for name, it in tensors.items() if it is not None and it.requires_grad)
+    return ArgumentError(
+        f"out: given, and {next(growing, 'q')} requires grad: autograd makes its own outputs; "
+        "leave it out, or call under torch.no_grad()"
+    )

@@ -10,13 +10,13 @@ from typing import Any
 import torch
 
 from flashsmith.families import KernelConfig, family_named
-from flashsmith.integrations.differentiable_calls import no_out
 from flashsmith.integrations.pytorch_state import (
     as_limit,
     assume_constant_result,
     check_for_an_op,
     under_autocast,
 )
+from flashsmith.integrations.torch_ops import no_out
 from flashsmith.operations.backward import check_grad_dtype
 from flashsmith.runtime import Gradients
 from flashsmith.runtime.backward_pass import check_needs

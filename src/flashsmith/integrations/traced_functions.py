@@ -23,13 +23,13 @@ from flashsmith.chooser.functions import (
 )
 from flashsmith.integrations import program_ops  # noqa: F401, registers the ops
 from flashsmith.integrations.cache_program_ops import OPS_OVER_CACHES
-from flashsmith.integrations.differentiable_calls import no_out
 from flashsmith.integrations.pytorch_state import (
     assume_constant_result,
     check_for_an_op,
     under_autocast,
 )
 from flashsmith.integrations.torch_decode import called_by_op
+from flashsmith.integrations.torch_ops import no_out
 from flashsmith.integrations.traced_attention import is_deterministic, of_op, short_form
 from flashsmith.masks import MaskValue
 from flashsmith.scores import ScoreValue
