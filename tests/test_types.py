@@ -127,7 +127,7 @@ SHARED = [
 
 @pytest.mark.torch
 def test_overloads_over_ranks_have_every_keyword() -> None:
-    from flashsmith.parallel.keywords import ParallelKeywords
+    from flashsmith.parallel.attention_keywords import ParallelKeywords
 
     parameters = inspect.signature(flashsmith.parallel.attention).parameters
     spelled_out = {"q", "k", "v", "return_lse", "return_row_max"}

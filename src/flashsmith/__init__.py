@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from flashsmith.chooser.backward import backward
     from flashsmith.chooser.choice import choose
     from flashsmith.chooser.decode import attention_with_cache
-    from flashsmith.chooser.explain import explain
+    from flashsmith.chooser.explain_functions import explain
     from flashsmith.chooser.merge import merge_attention
     from flashsmith.chooser.write_slots import write_slots
     from flashsmith.families import (
@@ -66,7 +66,7 @@ _HOME = {
     "attention_with_cache": "flashsmith.integrations.traceable",
     "backward": "flashsmith.integrations.traceable",
     "choose": "flashsmith.chooser.choice",
-    "explain": "flashsmith.chooser.explain",
+    "explain": "flashsmith.chooser.explain_functions",
     "flash_attn_func": "flashsmith.integrations.flash_attn",
     "flash_attn_varlen_func": "flashsmith.integrations.flash_attn",
     "flash_attn_with_kvcache": "flashsmith.integrations.flash_attn",

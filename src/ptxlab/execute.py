@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -82,43 +82,75 @@ def emulate(
     translated, module = translate(ptx, entry, observed=bool(observers), fuse=fuse)
     memory = memory.extended()
     launch = _check_launch(translated, grid, block, cluster, smem_bytes, argument_bytes, memory)
-    launch = replace(launch, programmatic=programmatic)
-    tensor_core = _tensor_core(module) if exact_mma else None
-    maps = {spec.argument_offset: TensorMap(spec, memory) for spec in tensor_maps}
-    constants = _ModuleMemory(module, translated, argument_bytes, memory, variables or {})
-    counts = [0] * len(translated.block_mnemonics)
-    thread_counts = [0] * len(translated.block_mnemonics)
-    for observer in observers:
-        observer.begin(launch)
-    step = _ctas_per_wave(launch, translated, sm_count)
-    loops_left = loop_limit
-    clock = 0
-    random = None if seed is None else RandomSchedule(seed)
-    for first in range(0, launch.cta_count, step):
-        ctas = min(step, launch.cta_count - first)
-        for observer in observers:
-            observer.wave(first, ctas)
-        wave = _make_wave(translated, launch, first, ctas, memory, observers)
-        wave.tensor_core = tensor_core
-        wave.ctas_to_come = launch.cta_count - first - ctas
-        wave.bulk.maps = maps
-        wave.line_sites = translated.line_sites
-        wave.counts, wave.thread_counts = counts, thread_counts
-        wave.loops_left, wave.clock = loops_left, clock
-        constants.attach(wave)
-        _run_wave(translated, wave, random)
-        loops_left, clock = wave.loops_left, wave.clock
-    for observer in observers:
-        observer.end()
-    result = EmulationResult()
-    for block_counts, warps, threads in zip(
-        translated.block_mnemonics, counts, thread_counts, strict=True
-    ):
-        for mnemonic, times in block_counts.items():
-            _add(result.instructions, mnemonic, times * warps)
-            _add(result.thread_instructions, mnemonic, times * threads)
-    result.findings = [finding for observer in observers for finding in observer.findings]
-    return result
+    run = _Run(
+        translated,
+        replace(launch, programmatic=programmatic),
+        memory,
+        observers,
+        _tensor_core(module) if exact_mma else None,
+        {spec.argument_offset: TensorMap(spec, memory) for spec in tensor_maps},
+        _ModuleMemory(module, translated, argument_bytes, memory, variables or {}),
+        None if seed is None else RandomSchedule(seed),
+        loops_left=loop_limit,
+    )
+    return run.all_waves(_ctas_per_wave(launch, translated, sm_count))
+
+
+@dataclass
+class _Run:
+    """A launch that is being run: what its waves share, and what the next one continues."""
+
+    translated: Translated
+    launch: Launch
+    memory: GlobalMemory
+    observers: Sequence[Observer]
+    tensor_core: TensorCore | None
+    maps: dict[int, TensorMap]
+    constants: _ModuleMemory
+    random: RandomSchedule | None
+    loops_left: int
+    clock: int = 0
+
+    def __post_init__(self) -> None:
+        # For each block of code, how many warps and threads have executed it.
+        self.counts = [0] * len(self.translated.block_mnemonics)
+        self.thread_counts = [0] * len(self.translated.block_mnemonics)
+
+    def all_waves(self, step: int) -> EmulationResult:
+        """Runs all CTAs, ``step`` of them together."""
+        for observer in self.observers:
+            observer.begin(self.launch)
+        for first in range(0, self.launch.cta_count, step):
+            ctas = min(step, self.launch.cta_count - first)
+            for observer in self.observers:
+                observer.wave(first, ctas)
+            self._wave(first, ctas)
+        for observer in self.observers:
+            observer.end()
+        return self._result()
+
+    def _wave(self, first: int, ctas: int) -> None:
+        wave = _make_wave(self.translated, self.launch, first, ctas, self.memory, self.observers)
+        wave.tensor_core = self.tensor_core
+        wave.ctas_to_come = self.launch.cta_count - first - ctas
+        wave.bulk.maps = self.maps
+        wave.line_sites = self.translated.line_sites
+        wave.counts, wave.thread_counts = self.counts, self.thread_counts
+        wave.loops_left, wave.clock = self.loops_left, self.clock
+        self.constants.attach(wave)
+        _run_wave(self.translated, wave, self.random)
+        self.loops_left, self.clock = wave.loops_left, wave.clock
+
+    def _result(self) -> EmulationResult:
+        result = EmulationResult()
+        for mnemonics, warps, threads in zip(
+            self.translated.block_mnemonics, self.counts, self.thread_counts, strict=True
+        ):
+            for mnemonic, times in mnemonics.items():
+                _add(result.instructions, mnemonic, times * warps)
+                _add(result.thread_instructions, mnemonic, times * threads)
+        result.findings = [finding for it in self.observers for finding in it.findings]
+        return result
 
 
 def _add(counts: dict[str, int], key: str, value: int) -> None:

@@ -6,6 +6,7 @@ from __future__ import annotations
 import pytest
 import shared_kernels
 from bit_kernels import Kernels
+from plain_run import full_after
 from rounding import unrounded, unrounded_of
 
 from flashsmith.families import DType, KernelConfig, Semantics
@@ -14,13 +15,13 @@ HOPPER, AMPERE = Kernels(DType.FP16, 64), Kernels(DType.FP16, 64, 80)
 CAUSAL, ALL = Semantics("causal", uneven=True), Semantics("window", True, True, True)
 KERNELS = (
     (HOPPER.wgmma, 90, ALL),
-    (HOPPER.wgmma_in_turns, 90, CAUSAL),
-    (HOPPER.mma_sync, 90, CAUSAL),
     (HOPPER.mma_sync_of_groups, 90, ALL),
     (HOPPER.decode, 90, Semantics("window", True)),
     (AMPERE.mma_sync, 80, CAUSAL),
     (AMPERE.decode, 80, Semantics("causal")),
 )
+# Of each family the plain run has another kernel.
+MORE = ((HOPPER.wgmma_in_turns, 90, CAUSAL), (HOPPER.mma_sync, 90, CAUSAL))
 PROGRAM = """
 .version 8.0
 .target sm_90
@@ -43,7 +44,9 @@ for _cfg, _arch, _semantics in KERNELS:
 
 
 @pytest.mark.parametrize(
-    ("cfg", "arch", "semantics"), KERNELS, ids=lambda it: str(it) if hasattr(it, "FAMILY") else None
+    ("cfg", "arch", "semantics"),
+    full_after(len(KERNELS), [*KERNELS, *MORE]),
+    ids=lambda it: str(it) if hasattr(it, "FAMILY") else None,
 )
 def test_every_sum_and_product_names_its_rounding(
     cfg: KernelConfig, arch: int, semantics: Semantics

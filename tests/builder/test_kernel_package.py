@@ -85,6 +85,7 @@ def files_below(folder: Path) -> dict[str, bytes]:
 # --- the wheel -----------------------------------------------------------------------------------
 
 
+@pytest.mark.full
 def test_two_builds_in_two_folders_have_the_same_bytes(
     wheel: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

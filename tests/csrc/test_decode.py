@@ -11,7 +11,6 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import product
 from typing import Any
 
 import numpy as np
@@ -547,7 +546,7 @@ def test_states_of_few_runs_arrive_at_the_merge(page: int) -> None:
     kernels, and what has arrived is zero again."""
     device = replace(device_spec("H200"), sm_count=132)
     long = draw((LONG,), (1,))[0]
-    lengths = (LONG, 16 * 64, 16 * 64 + 1, 65, 64, 0, 700)
+    lengths = (LONG, 16 * 64, 16 * 64 + 1, 65, 64, 0)
     sequences = [Cached(long.k[:n], long.v[:n], long.q) for n in lengths]
     expected = [
         attend([one], dense([one], max(len(one.k), 1)), arch=device)[0] for one in sequences
@@ -640,16 +639,28 @@ GUESSES = {
 }
 
 
-def guesses(pages: Sequence[int], *quick: tuple[str, int]) -> pytest.MarkDecorator:
-    """All guesses in pages of each size; all but the quick ones are of the full grid."""
-    cases = [*product(GUESSES, pages)]
-    assert quick
-    assert set(quick) <= set(cases)
-    marked = [pytest.param(*one, marks=() if one in quick else pytest.mark.full) for one in cases]
-    return pytest.mark.parametrize(("guess", "page"), marked)
+# Lengths of sequences, keys that a cache has room for, and launches.
+GUESSED_CALLS = (
+    *(((300,), ARRIVING, 2), ((1100,), ARRIVING, 2), ((0,), ARRIVING, 2)),
+    *(((700, 0, 65, 330, 1), SPLIT, 2), ((500,), 504, 1), ((64, 500), 504, 1)),
+)
 
 
-@guesses((0, 24), ("other warps' are wrong", 24))
+@pytest.mark.parametrize(
+    ("page", "right_lengths", "calls"),
+    [(24, False, GUESSED_CALLS[3:6:2]), (16, True, GUESSED_CALLS[1:2])],
+    ids=["lengths", "pages"],
+)
+def test_wrong_guesses_change_no_bit(
+    page: int, right_lengths: bool, calls: tuple[Any, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    how = {"right_lengths": right_lengths, "calls": calls}
+    _guess_wrongly(BEFORE, "other warps' are wrong", page, monkeypatch, **how)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("page", [0, 24])
+@pytest.mark.parametrize("guess", GUESSES)
 def test_what_lengths_seem_to_be_changes_no_bit(
     guess: str, page: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -657,7 +668,9 @@ def test_what_lengths_seem_to_be_changes_no_bit(
 
 
 # A step of a warp's in one page, and not.
-@guesses((16, 24), ("other warps' are wrong", 16))
+@pytest.mark.full
+@pytest.mark.parametrize("page", [16, 24])
+@pytest.mark.parametrize("guess", GUESSES)
 def test_what_pages_seem_to_be_changes_no_bit(
     guess: str, page: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -689,6 +702,7 @@ def _guess_wrongly(
     monkeypatch: pytest.MonkeyPatch,
     *,
     right_lengths: bool = False,
+    calls: Sequence[tuple[tuple[int, ...], int, int]] = GUESSED_CALLS,
 ) -> None:
     """Lengths and pages are guessed before the launch before is over: here as they are not, pages
     alone with ``right_lengths``, and differently by the warps of a CTA, which loads what it asks
@@ -703,10 +717,7 @@ def _guess_wrongly(
         return found
 
     device = replace(device_spec("H200"), sm_count=132)
-    for lengths, capacity, launches in (
-        *(((300,), ARRIVING, 2), ((1100,), ARRIVING, 2), ((0,), ARRIVING, 2)),
-        *(((700, 0, 65, 330, 1), SPLIT, 2), ((500,), 504, 1), ((64, 500), 504, 1)),
-    ):
+    for lengths, capacity, launches in calls:
         sequences = draw(lengths, (1,) * len(lengths))
         alone = [dense([one], max(1, len(one.k))) for one in sequences]
         expected = [
@@ -1318,7 +1329,6 @@ def test_no_access_to_shared_memory_meets_a_bank_conflict() -> None:
     assert set(tiles.values()) == {1.0}
 
 
-COVER = covering_decode_cases("mma_sync_decode")
 PARTS = 6
 
 
@@ -1327,7 +1337,7 @@ PARTS = 6
 def test_every_two_factors_of_a_call(part: int) -> None:
     """A cover of dtypes, head dimensions, groups, queries, pages, masks, lengths, what is appended
     and how, layouts, capacities, splits and kinds of inputs."""
-    chosen: list[DecodeCase] = COVER[part::PARTS]
+    chosen: list[DecodeCase] = covering_decode_cases("mma_sync_decode")[part::PARTS]
     for case in chosen:
         shared_kernels.load([case.config], case.semantics)
         verdict = prove(case.config, **case.keywords(), checks=True)

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import shared_kernels
 from hopper_plans import wgmma_config
+from plain_run import full_after
 
 from flashsmith.families import Semantics, WgmmaForwardKernelConfig, device_spec
 from flashsmith.runtime import run_forward
@@ -29,31 +30,32 @@ ALL = wgmma_config(
 NONE_OF_HALF, NONE_OF_ALL = (replace(cfg, register_Q=0) for cfg in (HALF, ALL))
 PLAIN = Semantics()
 CAUSAL = Semantics("causal", uneven=True)
-KERNELS = {
-    PLAIN: [HALF, NONE_OF_HALF, ALL, NONE_OF_ALL],
-    CAUSAL: [HALF, ALL],
-}
-for computed, configs in KERNELS.items():
-    shared_kernels.want(configs, computed)
+PLAIN_KERNELS = [HALF, NONE_OF_HALF, ALL, NONE_OF_ALL]
+shared_kernels.want(PLAIN_KERNELS, PLAIN)
+shared_kernels.want([HALF], CAUSAL)
 
 
 @pytest.mark.parametrize(
-    ("semantics", "problem"),
-    [
-        (PLAIN, {"seq": 256, "seq_k": 192}),
-        (CAUSAL, {"seq": 203, "seq_k": 203}),
-        (CAUSAL, {"seq": 200, "seq_k": 131}),  # rows without keys
-    ],
+    ("cfg", "semantics", "problem"),
+    full_after(
+        3,
+        [
+            (HALF, PLAIN, {"seq": 256, "seq_k": 192}),
+            (HALF, CAUSAL, {"seq": 203, "seq_k": 203}),
+            (ALL, PLAIN, {"seq": 256, "seq_k": 192}),
+            (ALL, CAUSAL, {"seq": 203, "seq_k": 203}),
+            *((cfg, CAUSAL, {"seq": 200, "seq_k": 131}) for cfg in (HALF, ALL)),  # unseeing rows
+        ],
+    ),
     ids=lambda value: " ".join(map(str, value.values())) if isinstance(value, dict) else str(value),
 )
 def test_outputs_are_right_and_nothing_is_found(
-    semantics: Semantics, problem: dict[str, Any]
+    cfg: WgmmaForwardKernelConfig, semantics: Semantics, problem: dict[str, Any]
 ) -> None:
-    shared_kernels.load(KERNELS[semantics], semantics)
-    causal = {"causal": True} if semantics.mask == "causal" else {}
-    for cfg in (HALF, ALL):
-        verdict = prove(cfg, **problem, **causal, row_max=False, checks=True, sm_count=2)
-        assert verdict.ok, str(verdict)
+    shared_kernels.load([cfg], semantics)
+    causal = semantics is CAUSAL
+    verdict = prove(cfg, **problem, causal=causal, row_max=False, checks=True, sm_count=2)
+    assert verdict.ok, str(verdict)
 
 
 def run(cfg: WgmmaForwardKernelConfig) -> tuple[np.ndarray, np.ndarray, Counter[str]]:
@@ -73,7 +75,7 @@ def run(cfg: WgmmaForwardKernelConfig) -> tuple[np.ndarray, np.ndarray, Counter[
 def test_bits_and_products_are_those_without_and_q_is_loaded_once_a_tile(
     cfg: WgmmaForwardKernelConfig, without: WgmmaForwardKernelConfig
 ) -> None:
-    shared_kernels.load(KERNELS[PLAIN], PLAIN)
+    shared_kernels.load(PLAIN_KERNELS, PLAIN)
     o, lse, instructions = run(cfg)
     expected_o, expected_lse, before = run(without)
     assert (o == expected_o).all()

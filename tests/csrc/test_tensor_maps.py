@@ -16,7 +16,7 @@ MAPS_AT = (0, 128, 256, 384)
 STREAM = 7
 PLACES = (Q, K, V, O)
 OUT_OF_MEMORY = 2  # as cudaError_t
-INVALID_VALUE, NOT_FOUND = 1, 500  # as CUresult
+NOT_FOUND = 500  # as CUresult
 
 
 def prepare(

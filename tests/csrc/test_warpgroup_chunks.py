@@ -35,7 +35,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "bits"))
 from sequence import Sequence
 
 H200 = device_spec("H200")
-ONE_SM, TWO_SMS = replace(H200, sm_count=1), replace(H200, sm_count=2)
+ONE_SM = replace(H200, sm_count=1)
 CAUSAL = Semantics("causal")
 WINDOW = Semantics("window", softcap=True, packed=True, uneven=True)
 

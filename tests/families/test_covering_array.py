@@ -17,6 +17,7 @@ from flashsmith.families import (
     RULES,
     SUPPORTED_D_HEADS,
     FlashForwardKernelConfig,
+    Rule,
     get_cover_configs,
     is_legal,
     parse_kernel_name_into_config,
@@ -45,18 +46,25 @@ GROUPS = (tuple(sorted(LOADS | set(SHARED))), tuple(sorted(READ - LOADS)))
 
 
 def legal_choices(group: tuple[str, ...], d_head: int) -> list[dict[str, object]]:
-    """All values of the group's knobs, at one d_head, that break none of the rules over them."""
-    rules = [rule for rule in RULES if set(rule.knobs) <= set(group)]
+    """All values of the group's knobs, at one d_head, that break none of the rules over them.
+
+    Knob by knob: a rule is asked as soon as all its knobs have values, so that nothing that it
+    forbids is continued."""
     all_values = KNOB_VALUES | {"d_head": (d_head,)}
     base = {knob: values[0] for knob, values in all_values.items()}
-    choices = []
-    for values in product(*(all_values[knob] for knob in group)):
-        choice = dict(zip(group, values, strict=True))
-        # Values are those of the knobs: a million checks of their types take most of the time.
-        cfg = object.__new__(FlashForwardKernelConfig)
-        vars(cfg).update(base | choice)
-        if all(rule.predicate(cfg, DEFAULT_DEVICE) for rule in rules):
-            choices.append(choice)
+    choices: list[dict[str, object]] = [{}]
+    for place, knob in enumerate(group, 1):
+        known = set(group[:place])
+        rules = [rule for rule in RULES if knob in rule.knobs and set(rule.knobs) <= known]
+
+        def is_allowed(choice: dict[str, object], rules: list[Rule] = rules) -> bool:
+            # Values are those of the knobs: checks of their types would take most of the time.
+            cfg = object.__new__(FlashForwardKernelConfig)
+            vars(cfg).update(base | choice)
+            return all(rule.predicate(cfg, DEFAULT_DEVICE) for rule in rules)
+
+        longer = ({**choice, knob: value} for choice in choices for value in all_values[knob])
+        choices = [choice for choice in longer if is_allowed(choice)]
     return choices
 
 

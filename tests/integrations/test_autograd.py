@@ -30,7 +30,7 @@ from flashsmith.errors import (  # noqa: E402
 )
 from flashsmith.families import DType, FlashForwardKernelConfig, Semantics  # noqa: E402
 from flashsmith.families import parse_kernel_name_into_config as parse  # noqa: E402
-from flashsmith.integrations import torch_ops  # noqa: E402
+from flashsmith.integrations import saved_call  # noqa: E402
 from flashsmith.runtime import count_launches, running_time  # noqa: E402
 from flashsmith.runtime.arguments import check_request  # noqa: E402
 from flashsmith.runtime.backward_pass import BackwardAhead, BackwardOptions  # noqa: E402
@@ -145,13 +145,13 @@ def expected() -> list[Any]:
 def asked(monkeypatch: pytest.MonkeyPatch) -> list[BackwardOptions]:
     """The options of every backward pass."""
     seen: list[BackwardOptions] = []
-    right = torch_ops.run_backward
+    right = saved_call.run_backward
 
     def noting(config: Any, tensors: Any, options: Any, emulate: Any) -> Any:
         seen.append(options)
         return right(config, tensors, options, emulate)
 
-    monkeypatch.setattr(torch_ops, "run_backward", noting)
+    monkeypatch.setattr(saved_call, "run_backward", noting)
     return seen
 
 
@@ -171,13 +171,13 @@ def test_what_is_frozen_costs_nothing(
 def test_the_forward_call_prepares_what_will_be_needed(monkeypatch: pytest.MonkeyPatch) -> None:
     """By the tensors that require gradients, and again where others do."""
     found = []
-    right = torch_ops.run_call
+    right = saved_call.run_call
 
     def noting(*call: Any) -> Any:
         found.append(call[-1].gradients)
         return right(*call)
 
-    monkeypatch.setattr(torch_ops, "run_call", noting)
+    monkeypatch.setattr(saved_call, "run_call", noting)
     call, leaves = small()
     for names in ("qkv", "q", "kv", "v", "qv"):
         for name, leaf in zip("qkv", leaves, strict=True):

@@ -235,7 +235,7 @@ def test_eager_calls_bypass_the_op(monkeypatch: pytest.MonkeyPatch) -> None:
 
     for module, name in (
         ("traced_attention", "attention_by_op"),
-        ("torch_ops", "differentiable_attention"),
+        ("differentiable_calls", "differentiable_attention"),
     ):
         used = importlib.import_module(f"flashsmith.integrations.{module}")
         monkeypatch.setattr(used, name, refuse)

@@ -181,8 +181,7 @@ EVERY_MISTAKE = (
 # Of each kind one is enough for a plain run.
 QUICK = (
     *("partial as full", "no barrier while a list is compacted", "keys of a position"),
-    *("the neighbour's element", "the next Q block's list"),
-    *("clamped keys as inside", "past the end as inside"),
+    *("the neighbour's element", "the next Q block's list", "clamped keys as inside"),
 )
 
 

@@ -41,8 +41,12 @@ MASKED = [
     for optimized in (False, True)
 ]
 HEAD_DIMENSIONS = [*zip((8, 72, 96, 136, 256), 3 * tuple(DType), strict=False)]
-for _semantics in shared_kernels.EVERY_SEMANTICS:
-    shared_kernels.want([CFG], _semantics)
+for _mask in ("none", "causal", "window"):
+    shared_kernels.want([CFG], Semantics(_mask))
+    shared_kernels.want([CFG], Semantics(_mask, uneven=True))
+    shared_kernels.want([CFG], Semantics(_mask, packed=True, uneven=True))
+shared_kernels.want([CFG], Semantics("causal", softcap=True, uneven=True))
+shared_kernels.want([CFG], Semantics("none", softcap=True, packed=True, uneven=True))
 shared_kernels.want([config(32), config(128)], Semantics(uneven=True))
 for _mask in ("causal", "window"):
     shared_kernels.want(MASKED, Semantics(_mask))

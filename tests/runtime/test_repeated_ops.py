@@ -38,7 +38,7 @@ def unread(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
         raise AssertionError("the op's arguments were read")
 
     def start() -> None:
-        for name in ("run_call", "run_backward", "call_options"):
+        for name in ("run_call", "run_backward", "call_options", "call_options_backward"):
             monkeypatch.setattr(torch_ops, name, refuse)
 
     return start

@@ -22,7 +22,7 @@ torch = pytest.importorskip("torch", reason="needs PyTorch: it is not installed"
 from cached_calls import events, half, offsets, qkv, refuse_checks, without_addresses  # noqa: E402
 from pretended_gpu import PretendedGpu, pretended_gpu  # noqa: E402
 
-from flashsmith.integrations import fallbacks, flash_attn, sdpa, torch_ops  # noqa: E402
+from flashsmith.integrations import fallbacks, flash_attn, saved_call, sdpa  # noqa: E402
 from flashsmith.runtime import backward_pass, decode_pass  # noqa: E402
 
 pytestmark = pytest.mark.torch
@@ -45,7 +45,7 @@ def untranslated(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
         refuse_checks(monkeypatch, forward_pass, decode_pass, backward_pass)
         monkeypatch.setattr(sdpa, "_by_kernel", refuse)
         monkeypatch.setattr(flash_attn, "Translated", refuse)
-        monkeypatch.setattr(torch_ops, "run_backward", refuse)
+        monkeypatch.setattr(saved_call, "run_backward", refuse)
 
     return start
 

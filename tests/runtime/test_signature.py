@@ -86,10 +86,10 @@ def test_overloads_share_the_other_keywords(
 
 @pytest.mark.torch
 def test_parallel_attention_has_attentions_keywords() -> None:
-    from flashsmith.parallel import keywords as parallel_keywords
+    from flashsmith.parallel import attention_keywords
 
     own = {"group", "schedule"}
-    found = set(parallel_keywords.ParallelKeywords.__annotations__)
+    found = set(attention_keywords.ParallelKeywords.__annotations__)
     # Functions would see the indices of a GPU's part of the sequence.
     functions = {"score_mod", "mask_mod", "mask", "bias", "positions"}
     others = RETURNED | functions | {"seqused_k", "k_begin"}

@@ -14,9 +14,9 @@ from sweep_fakes import CONFIGS, DEVICE, PROBLEM, World, fake_runner
 from flashsmith.benchmark.measurement import Proof
 from flashsmith.benchmark.timing import Samples
 from flashsmith.families import Problem, family_named
-from flashsmith.tuning.problems import reference_problem
 from flashsmith.tuning.race import Halving, Race, RaceState, Rung, Task, follow
 from flashsmith.tuning.ranking import ranking_rows
+from flashsmith.tuning.sweep_problems import reference_problem
 from flashsmith.tuning.trial import (
     ALONE,
     CHECK,

@@ -22,10 +22,10 @@ from flashsmith.families import (
     is_legal,
     parse_kernel_name_into_config,
 )
-from flashsmith.tuning.problems import default_problems, reference_problem
-from flashsmith.tuning.problems import read_problems as read
 from flashsmith.tuning.race import states_of
 from flashsmith.tuning.space import search_space, shipped_choices
+from flashsmith.tuning.sweep_problems import default_problems, reference_problem
+from flashsmith.tuning.sweep_problems import read_problems as read
 from flashsmith.tuning.trial import Build, Trials, cull_compiled, cull_unbuilt
 from flashsmith.tuning.tune import make_race
 

@@ -66,7 +66,7 @@ from flashsmith.families.gpu_names import same_gpu
 from flashsmith.operations import DECODE
 from flashsmith.pluralize import pluralize
 from flashsmith.runtime import query_gpu
-from flashsmith.tuning.problems import read_problems
+from flashsmith.tuning.sweep_problems import read_problems
 
 WITHOUT, WITH, CUDNN = "without the table", "with the table", "cudnn"
 # How many scores a proof computes; tune has already proven all rows.

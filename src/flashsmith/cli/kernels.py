@@ -313,7 +313,7 @@ def explain_config(
 def _explain_functions(text: str, arch: str | None, as_json: bool) -> None:
     """Prints the compiled form of a problem's functions, and the kernels that compute them."""
     from flashsmith.chooser import choose
-    from flashsmith.chooser.explain import explain
+    from flashsmith.chooser.explain_functions import explain
     from flashsmith.chooser.function_problems import parse_with_functions
     from flashsmith.operations.decode import DECODE
     from flashsmith.runtime.target import choose_target

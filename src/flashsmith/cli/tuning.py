@@ -234,9 +234,9 @@ def _requested(
     file cannot be written."""
     from flashsmith.benchmark.measurement_files import require_writable
     from flashsmith.tuning.contribution import BUDGET, check_contribution, contributed_problems
-    from flashsmith.tuning.problems import read_problems
     from flashsmith.tuning.space import check_space
     from flashsmith.tuning.sweep import Settings
+    from flashsmith.tuning.sweep_problems import read_problems
     from flashsmith.tuning.tune import parse_budget
 
     if table is not None:

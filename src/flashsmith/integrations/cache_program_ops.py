@@ -16,9 +16,10 @@ from flashsmith.chooser.backward import check_config_for
 from flashsmith.chooser.decode import CHOOSERS
 from flashsmith.chooser.functions import with_limits
 from flashsmith.families import parse_kernel_name_into_config
+from flashsmith.integrations.op_options import OPS
 from flashsmith.integrations.program_ops import PROGRAM
 from flashsmith.integrations.torch_decode import SCHEMAS, define_op, names_of
-from flashsmith.integrations.torch_ops import OPS, nothing_like
+from flashsmith.integrations.torch_ops import nothing_like
 from flashsmith.operations.decode import DECODE, check_split
 from flashsmith.runtime.decode_pass import DecodeOptions, DecodeTensors, run_decode
 from flashsmith.tracing.binding import limited

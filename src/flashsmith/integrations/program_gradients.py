@@ -10,15 +10,10 @@ from torch.autograd.function import once_differentiable
 
 from flashsmith import chooser
 from flashsmith.chooser.functions import CallFunctions, bound_functions, sizes_of
+from flashsmith.integrations.autograd_functions import no_jvp, refuse_vmap
 from flashsmith.integrations.captured_gradients import Saved, captured_gradients
-from flashsmith.integrations.torch_ops import (
-    SavedCall,
-    backward_directly,
-    forward_directly,
-    no_jvp,
-    refuse_vmap,
-    saved_call,
-)
+from flashsmith.integrations.differentiable_calls import saved_call
+from flashsmith.integrations.saved_call import SavedCall, backward_directly, forward_directly
 
 
 def attention_with_functions(

@@ -13,21 +13,21 @@ from typing import Any
 import torch
 from torch.utils.flop_counter import register_flop_formula
 
+from flashsmith.bundle import OPERATORS
 from flashsmith.chooser.backward import backward_ahead
 from flashsmith.chooser.choice import choose_config
 from flashsmith.chooser.functions import sizes_of, with_limits
-from flashsmith.integrations import torch_ops
+from flashsmith.integrations.autograd_functions import refuse_vmap
 from flashsmith.integrations.captured_gradients import Saved, captured_gradients
-from flashsmith.integrations.torch_ops import (
-    OPERATORS,
+from flashsmith.integrations.op_flop import flop, flop_backward
+from flashsmith.integrations.op_options import (
     OPS,
     OpOptions,
-    backward_directly,
     call_options,
     call_options_backward,
-    nothing_like,
-    refuse_vmap,
 )
+from flashsmith.integrations.saved_call import backward_directly
+from flashsmith.integrations.torch_ops import FOLLOWING, SHARED, TAGS, nothing_like
 from flashsmith.runtime import run_call
 from flashsmith.semantics.signature import ATTENTION
 from flashsmith.tracing.binding import limited
@@ -39,12 +39,12 @@ PROGRAM = "str program, SymInt[] ints, float[] floats"
 _SCHEMAS = {
     "attention_of_program": (
         f"(Tensor q, Tensor k, Tensor v, {_PACKING}, Tensor[] reads, *, {PROGRAM}, str positions, "
-        f"{torch_ops.SHARED}, {ATTENTION.in_schema('bits')}, bool return_row_max=False, "
-        f"{torch_ops.FOLLOWING}) -> (Tensor, Tensor, Tensor)"
+        f"{SHARED}, {ATTENTION.in_schema('bits')}, bool return_row_max=False, "
+        f"{FOLLOWING}) -> (Tensor, Tensor, Tensor)"
     ),
     "attention_of_program_backward": (
         "(Tensor do, Tensor q, Tensor k, Tensor v, Tensor o, Tensor lse, Tensor? dlse, "
-        f"{_PACKING}, Tensor[] reads, *, {PROGRAM}, str positions, {torch_ops.SHARED}, "
+        f"{_PACKING}, Tensor[] reads, *, {PROGRAM}, str positions, {SHARED}, "
         "bool deterministic=False, bool[4] needs, bool[] needs_reads) "
         "-> (Tensor, Tensor, Tensor, Tensor, Tensor[])"
     ),
@@ -190,7 +190,7 @@ for _name, _kernel, _fake_kernel in (
     ("attention_of_program", _run, _fake),
     ("attention_of_program_backward", _run_backward, _fake_backward),
 ):
-    _library.define(_name + _SCHEMAS[_name], tags=torch_ops.TAGS)
+    _library.define(_name + _SCHEMAS[_name], tags=TAGS)
     _op = f"{OPERATORS}::{_name}"
     torch.library.impl(_op, "default", _kernel, lib=_library)
     torch.library.register_fake(_op, _fake_kernel, lib=_library)
@@ -201,5 +201,5 @@ torch.library.register_autograd(
     setup_context=_save,
     lib=_library,
 )
-register_flop_formula(OPS.attention_of_program, get_raw=True)(torch_ops.flop)
-register_flop_formula(OPS.attention_of_program_backward, get_raw=True)(torch_ops.flop_backward)
+register_flop_formula(OPS.attention_of_program, get_raw=True)(flop)
+register_flop_formula(OPS.attention_of_program_backward, get_raw=True)(flop_backward)

@@ -299,7 +299,7 @@ def _remember(arguments: tuple[Any, ...], tensors: tuple[Any, ...], keywords: An
         # Other calls are not remembered: if grad mode is off, later calls may enable it, and a
         # sliced or expanded tensor needs the gradients of these steps, too.
         if torch.is_grad_enabled() and all(map(_is_swapped, given, tensors)):
-            from flashsmith.integrations.torch_ops import remember_swapped
+            from flashsmith.integrations.differentiable_calls import remember_swapped
 
             remember_swapped(arguments, _NAME, tensors, keywords)
         return

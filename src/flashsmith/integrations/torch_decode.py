@@ -20,11 +20,12 @@ from flashsmith.chooser.decode import attention_with_cache
 from flashsmith.chooser.write_slots import write_slots
 from flashsmith.errors import ArgumentError
 from flashsmith.families import parse_kernel_name_into_config
+from flashsmith.integrations.autograd_functions import refuse_vmap
+from flashsmith.integrations.op_options import OPS
 from flashsmith.integrations.pytorch_state import (
     check_for_an_op,
     under_autocast_over,
 )
-from flashsmith.integrations.torch_ops import OPS, refuse_vmap
 from flashsmith.integrations.traced_attention import of_op
 from flashsmith.runtime.cache_scales import Scales
 from flashsmith.semantics.signature import CACHE, WRITE_SLOTS

@@ -9,13 +9,13 @@ import torch
 
 from flashsmith.chooser.latent_decode import check_keywords
 from flashsmith.errors import ArgumentError
+from flashsmith.integrations.op_options import OPS
 from flashsmith.integrations.pytorch_state import (
     as_limit,
     check_for_an_op,
     under_autocast_over,
 )
 from flashsmith.integrations.torch_decode import call_by_name, define_op, scale_tensors
-from flashsmith.integrations.torch_ops import OPS
 from flashsmith.integrations.traced_attention import of_op
 from flashsmith.semantics.signature import CACHE
 

@@ -65,7 +65,7 @@ _with_gradients: Any = None
 
 def _find_with_gradients() -> Any:
     global _with_gradients
-    from flashsmith.integrations.torch_ops import differentiable_attention
+    from flashsmith.integrations.differentiable_calls import differentiable_attention
 
     _with_gradients = differentiable_attention
     return _with_gradients

@@ -299,9 +299,8 @@ class Operation:
             )
 
 
-# The maximum number of dimensions of a tensor that a program reads, and the maximum numbers of
-# tensors and of numbers.
-MOST_READ_DIMS, MOST_READS, MOST_PROGRAM_NUMBERS = 4, 8, 16
+# The maximum number of dimensions of a tensor that a program reads, and of such tensors.
+MOST_READ_DIMS, MOST_READS = 4, 8
 # The tensors that a program reads. The program defines their number, dtypes and ranks.
 READS = tuple(
     TensorSpec(f"read{i}", (), presence="optional", alignment=1) for i in range(MOST_READS)

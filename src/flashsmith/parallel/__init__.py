@@ -19,7 +19,7 @@ from flashsmith.integrations.traceable import is_tracing
 from flashsmith.parallel.call_options import CallOptions
 from flashsmith.parallel.calls import attend
 from flashsmith.parallel.group import Group
-from flashsmith.parallel.problems import problems
+from flashsmith.parallel.rank_problems import problems
 from flashsmith.parallel.rank_rows import shard_of
 from flashsmith.parallel.shards import check_whole, layout_of, row_dim, unsharded
 from flashsmith.semantics.signature import NO_WINDOW
@@ -27,7 +27,7 @@ from flashsmith.semantics.signature import NO_WINDOW
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-    from flashsmith.parallel.keywords import ParallelKeywords
+    from flashsmith.parallel.attention_keywords import ParallelKeywords
 
 __all__ = ["attention", "positions", "problems", "shard", "unshard"]
 

@@ -16,13 +16,14 @@ from __future__ import annotations
 import copy
 import os
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Container, Iterable, Sequence
 from functools import partial, reduce
 from operator import itemgetter, or_
 from threading import get_ident
 from typing import Any, NamedTuple
 
 from flashsmith.families import KernelConfig
+from flashsmith.operations import TensorSpec
 from flashsmith.runtime.frameworks import framework_of
 from flashsmith.runtime.frameworks.base import (
     RepeatableFramework,
@@ -87,19 +88,7 @@ class CachedCall:
             for place, (spec, view) in enumerate(placed)
             if 0 not in view.shape
         ]
-        # An entry for each pair of an output and another tensor: the open interval of address
-        # differences at which the two overlap and, if the two may share memory, their difference in
-        # this call (else None).
-        self._overlaps = [
-            (
-                *(place, other, *overlap(view, its)),
-                its.address - view.address if others.name in spec.may_share else None,
-            )
-            for place, (spec, view) in enumerate(placed)
-            if spec.name in prepared.outputs
-            for other, (others, its) in enumerate(placed)
-            if other != place
-        ]
+        self._overlaps = _overlaps_of(placed, prepared.outputs)
         self._known: set[tuple[int, ...]] = set()
         new = [name for name in prepared.outputs if name not in given]
         self._new_layouts: list[_Layout] = [
@@ -316,6 +305,24 @@ def overlap(o: TensorView, view: TensorView) -> tuple[int, int]:
     (first, end), (o_first, o_end) = byte_range(view), byte_range(o)
     apart = view.address - o.address
     return apart + o_first - end, apart + o_end - first
+
+
+def _overlaps_of(
+    placed: Sequence[tuple[TensorSpec, TensorView]], outputs: Container[str]
+) -> list[tuple[int, int, int, int, int | None]]:
+    """For each pair of an output and another tensor, by their places: the open interval of
+    address differences at which the two overlap and, if the two may share memory, their difference
+    in this call (else None)."""
+    return [
+        (
+            *(place, other, *overlap(view, its)),
+            its.address - view.address if others.name in spec.may_share else None,
+        )
+        for place, (spec, view) in enumerate(placed)
+        if spec.name in outputs
+        for other, (others, its) in enumerate(placed)
+        if other != place
+    ]
 
 
 # --- by signature --------------------------------------------------------------------------------

@@ -15,8 +15,8 @@ from flashsmith.chooser.winners.storage import json_lines
 from flashsmith.errors import ArgumentError
 from flashsmith.families import DType, Problem
 from flashsmith.printable import quoted
-from flashsmith.tuning.problems import default_problems
 from flashsmith.tuning.race import RaceState
+from flashsmith.tuning.sweep_problems import default_problems
 from flashsmith.tuning.tune import SweepResult
 
 # A complete table has these head dimensions, each in both dtypes, full and causal.

@@ -23,12 +23,12 @@ from flashsmith.time_left import format_seconds
 from flashsmith.tuning.compiling import CompileQueue
 from flashsmith.tuning.executor import LOCAL_GPU, Executor, LocalExecutor, WorkerGpu
 from flashsmith.tuning.journal import Journal
-from flashsmith.tuning.problems import default_problems, reference_problem
 from flashsmith.tuning.race import DEFAULT_HALVING, Halving, Race, RaceState, states_of
 from flashsmith.tuning.ranking import record_alone, record_beside, summary, write_ranking
 from flashsmith.tuning.runner import Compiler, Runner
 from flashsmith.tuning.space import KNOWN, check_space, search_space, shipped_choices
 from flashsmith.tuning.sweep import Settings, Sweep, run_sweeps
+from flashsmith.tuning.sweep_problems import default_problems, reference_problem
 from flashsmith.tuning.sweep_progress import SweepProgress
 from flashsmith.tuning.trial import Build, Trials
 

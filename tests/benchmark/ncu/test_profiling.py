@@ -19,10 +19,10 @@ from flashsmith.benchmark.ncu import (
     run_profile,
     settled,
 )
+from flashsmith.benchmark.ncu.profile_rows import ProfileRow
 from flashsmith.benchmark.ncu.profiled_process import ProfiledKernel
 from flashsmith.benchmark.ncu.profiler import Profiler
 from flashsmith.benchmark.ncu.profiling import WavefrontCount
-from flashsmith.benchmark.ncu.rows import ProfileRow
 from flashsmith.benchmark.progress import ProgressReporter
 from flashsmith.errors import ArgumentError, ProfilerError
 from flashsmith.families import Problem, device_spec

@@ -6,14 +6,14 @@ length. Its counters become ProfileRows in a CSV or JSON Lines file, which later
 
 from __future__ import annotations
 
-from flashsmith.benchmark.ncu.profiling import ProfilePlan, run_profile, settled
-from flashsmith.benchmark.ncu.rows import (
+from flashsmith.benchmark.ncu.profile_rows import (
     ProfileRow,
     ProfileRowFile,
     profile_as_json,
     read_profile,
     write_profile,
 )
+from flashsmith.benchmark.ncu.profiling import ProfilePlan, run_profile, settled
 
 __all__ = [
     "ProfilePlan",

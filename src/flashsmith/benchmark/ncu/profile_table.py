@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from rich.console import Console
 
-from flashsmith.benchmark.ncu.rows import ProfileRow
+from flashsmith.benchmark.ncu.profile_rows import ProfileRow
 from flashsmith.benchmark.table import make_columns, print_table, print_text
 
 _COLUMNS = make_columns(

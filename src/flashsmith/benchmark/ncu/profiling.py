@@ -15,9 +15,9 @@ from flashsmith.benchmark.environment import Environment
 from flashsmith.benchmark.kernel_facts import BuiltKernels
 from flashsmith.benchmark.measurement import now
 from flashsmith.benchmark.ncu.counters import ProfiledLaunch
+from flashsmith.benchmark.ncu.profile_rows import ProfileRow
 from flashsmith.benchmark.ncu.profiled_process import ProfiledKernel
 from flashsmith.benchmark.ncu.profiler import ProfiledUse, Profiler
-from flashsmith.benchmark.ncu.rows import ProfileRow
 from flashsmith.benchmark.progress import ProgressReporter
 from flashsmith.errors import ArgumentError, EmulatorError, ProfilerError
 from flashsmith.families import DeviceSpec, KernelConfig, Problem, Semantics

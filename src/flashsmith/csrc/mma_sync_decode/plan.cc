@@ -303,24 +303,112 @@ void add_program(Launch& launch, const ProgramArgs& program) {
     add_program_addresses(launch.addresses, first_read, offset);
 }
 
-}  // namespace
+constexpr const char* kTooMany = "batch x heads x parts must stay within 2^31 - 1";
 
-Plan plan_decode(const FlashDecodeKernelConfig& config, NumberReader& numbers, Tensors tensors,
-                 const DeviceSpec& device, const Semantics& semantics) {
-    require(has_run_costs(), "plan: no costs are set for its GPU");
+// Plans one call. Each step decides some members by those that the steps before it have decided.
+class DecodePlanner {
+  public:
+    DecodePlanner(const FlashDecodeKernelConfig& config, NumberReader& numbers, Tensors tensors,
+                  const DeviceSpec& device, const Semantics& semantics);
+    Plan made() &&;
+
+  private:
+    void check_call() const;
+    void set_problem();
+    void split_rows();
+    void split_keys();
+    void split_chunks();
+    void choose_runs();
+    void set_shares();
+    void set_even_shares();
+    void keep_levels();
+    void prefetch();
+    void choose_cluster();
+    void choose_merge();
+    void let_states_arrive();
+    void add_workspaces();
+    void add_workspace(const char* name, int64_t bytes);
+    void add_launches();
+    void add_launch(Kernel kernel, int64_t blocks, int threads, int smem_bytes,
+                    int64_t of_cluster = 1);
+    void add_append();
+    void add_warpgroups();
+    void add_chunks();
+    void add_others();
+    void add_merge();
+    void add_presence();
+
+    const FlashDecodeKernelConfig& config;
+    const Tensors tensors;
+    const DeviceSpec& device;
+    const Semantics& semantics;
     DecodeKernelArgs args;
-    std::memset(&args, 0, sizeof args);  // including padding: equal plans have equal bytes
-    const DecodeProblem problem = read_problem(numbers, tensors, args);
+    DecodeProblem problem;
     ProgramArgs program;
+    const ForwardProblem& p = problem.forward;
+    Plan plan;
+
+    const bool canonical = config.canonical > 0;
+    bool turns, is_paged;
+    // In a rolling cache the first chunk may begin at a key that the cache has dropped.
+    bool rolls;
+    // Kernels: for many rows, with warpgroups and without, and for the others.
+    bool has_warpgroups, has_chunks, has_others;
+    int64_t chunk_keys, parts, rows, most_rows_of_all, other_rows;
+    int64_t tiles, min_units, units, parts_of_capacity, all_parts;
+    bool whole_tiles, others_are_split, has_states;
+    int64_t chunk_parts, chunk_parts_of_capacity;
+    ChunkStates chunks;
+    // Of K/V heads of all sequences, of tiles or parts, and of CTAs that the device holds at once.
+    int64_t heads, items, resident;
+    int fitting;
+    int64_t unit_bytes, all_tiles;
+    bool few_rows, whole, has_shares;
+    bool has_one_run = true;  // for each tile of equal sequences
+    int64_t cluster, cluster_smem;
+    bool clusters, merges, searches, arrives;
+    int64_t merges_of_rows, arriving_bytes;
+    // Whether runs are counted, and where the workspaces are.
+    bool counts;
+    size_t counter, states_arrive, tile_counter;
+};
+
+DecodePlanner::DecodePlanner(const FlashDecodeKernelConfig& config, NumberReader& numbers,
+                             Tensors tensors, const DeviceSpec& device, const Semantics& semantics)
+    : config(config), tensors(tensors), device(device), semantics(semantics) {
+    std::memset(&args, 0, sizeof args);  // including padding: equal plans have equal bytes
+    problem = read_problem(numbers, tensors, args);
     if (semantics.has_program()) program = read_program(numbers);
     numbers.end();
-    const ForwardProblem& p = problem.forward;
+}
+
+Plan DecodePlanner::made() && {
+    check_call();
+    set_problem();
+    split_rows();
+    split_keys();
+    split_chunks();
+    choose_runs();
+    keep_levels();
+    prefetch();
+    choose_cluster();
+    choose_merge();
+    let_states_arrive();
+    add_workspaces();
+    add_launches();
+    add_presence();
+    return std::move(plan);
+}
+
+void DecodePlanner::check_call() const {
     require(device.arch >= 80, "mma.sync kernels need compute capability 8.0 or newer");
     check_smem(std::max(config.smem_bytes(), config.chunk_smem_bytes()), device);
     check_problem(p, semantics, config.d_head, config.B_r, config.d_v);
     require(semantics.uneven || (p.d == config.d_head && p.d_v == config.d_head_v()),
             "uneven: this library's kernels want d = d_head");
+}
 
+void DecodePlanner::set_problem() {
     args.batch = static_cast<int32_t>(p.batch);
     args.seq_q = static_cast<int32_t>(p.seq_q);
     args.total_q = static_cast<int32_t>(p.total_q);
@@ -341,20 +429,21 @@ Plan plan_decode(const FlashDecodeKernelConfig& config, NumberReader& numbers, T
                  args.score_argument > 0.0f ? args.score_argument
                  : semantics.program_scores ? program.scale
                                             : args.scale_log2);
-    const bool turns = tensors[cos_table] != 0;
+    turns = tensors[cos_table] != 0;
     if (turns) args.q_strides = {p.packed ? 0 : p.seq_q * p.heads_q * p.d, p.heads_q * p.d, p.d};
+}
 
-    const bool canonical = config.canonical > 0;
+// Which kernels take which rows of a sequence.
+void DecodePlanner::split_rows() {
     require(!canonical || canonical_tile(static_cast<int>(p.d), device.arch,
                                          static_cast<int>(p.d_v)) == config.B_c,
             "canonical: this d needs different tiles; use a config with a matching d_head");
-    // In a rolling cache the first chunk may begin at a key that the cache has dropped.
-    const bool rolls = canonical && tensors[kv_offset] != 0;
-    const int64_t chunk_keys = p.seq_k + (rolls ? kCanonicalChunk - 1 : 0);
-    const int64_t parts = canonical ? std::max<int64_t>(1, blocks_of(chunk_keys, kCanonicalChunk))
-                                    : most_parts(config, problem, device);
+    rolls = canonical && tensors[kv_offset] != 0;
+    chunk_keys = p.seq_k + (rolls ? kCanonicalChunk - 1 : 0);
+    parts = canonical ? std::max<int64_t>(1, blocks_of(chunk_keys, kCanonicalChunk))
+                      : most_parts(config, problem, device);
     require(parts <= kMostParts, "canonical: a sequence may have room for 1,024 chunks of keys");
-    const int64_t rows = p.seq_q * args.heads_per_group;
+    rows = p.seq_q * args.heads_per_group;
     require(rows <= INT_MAX, "seq_q x heads of a group must stay within 2^31 - 1");
     require(config.chunk_cluster == 0 || rows <= kMostClusterRows,
             "chunk_cluster: a sequence may have at most 8 rows (queries x query heads of a K/V "
@@ -363,32 +452,35 @@ Plan plan_decode(const FlashDecodeKernelConfig& config, NumberReader& numbers, T
     // Sequences with many rows use a separate kernel. Without packing, all sequences have the same
     // number of rows.
     const int64_t most_rows = config.most_rows_without_chunks();
-    const bool is_paged = tensors[page_table] != 0;
-    const int64_t most_rows_of_all =
+    is_paged = tensors[page_table] != 0;
+    most_rows_of_all =
         rolls ? INT_MAX
               : most_rows_without_warpgroups(config, p, problem.blocks, problem.slots, is_paged,
                                              canonical || problem.free_split, args, device);
-    const bool has_warpgroups = rows > most_rows_of_all;
+    has_warpgroups = rows > most_rows_of_all;
     if (config.chunk_warpgroups > 0) args.most_rows = static_cast<int32_t>(most_rows_of_all);
     const bool needs_others = p.packed || !has_warpgroups;
-    const bool has_chunks = needs_others && config.chunk_rows > 0 && rows > most_rows;
-    const bool has_others = needs_others && (p.packed || !has_chunks);
-    const int64_t other_rows = std::min(rows, has_chunks ? most_rows : most_rows_of_all);
-    const int64_t tiles = blocks_of(other_rows, config.B_r);
-    const int64_t min_units = (canonical ? kCanonicalChunk : config.min_keys) / config.B_c;
-    const int64_t units = blocks_of(p.seq_k, config.B_c);
-    const int64_t parts_of_capacity = std::max<int64_t>(
+    has_chunks = needs_others && config.chunk_rows > 0 && rows > most_rows;
+    has_others = needs_others && (p.packed || !has_chunks);
+    other_rows = std::min(rows, has_chunks ? most_rows : most_rows_of_all);
+    tiles = blocks_of(other_rows, config.B_r);
+}
+
+// Into how many parts the keys of the others' tiles may be split, and the places of their states.
+void DecodePlanner::split_keys() {
+    min_units = (canonical ? kCanonicalChunk : config.min_keys) / config.B_c;
+    units = blocks_of(p.seq_k, config.B_c);
+    parts_of_capacity = std::max<int64_t>(
         1, blocks_of(rolls ? blocks_of(chunk_keys, config.B_c) : units, min_units));
     // Whether there are enough canonical tiles to fill the device without splitting any. Each tile
     // then has one CTA that goes through all chunks, and there are no states to merge. This choice
     // changes no bit.
-    const bool whole_tiles =
+    whole_tiles =
         canonical && p.batch * p.heads_k * tiles >= kWholeTilesPerSm * int64_t{device.sm_count};
-    const bool others_are_split =
-        has_others && !whole_tiles && std::min(parts, parts_of_capacity) > 1;
+    others_are_split = has_others && !whole_tiles && std::min(parts, parts_of_capacity) > 1;
     args.most_parts = static_cast<int32_t>(parts);
     args.min_units = static_cast<int32_t>(min_units);
-    const int64_t all_parts = std::max<int64_t>(tiles, 1) * parts_of_capacity;
+    all_parts = std::max<int64_t>(tiles, 1) * parts_of_capacity;
     args.most_slots = static_cast<int32_t>(!others_are_split ? 0
                                            : canonical       ? all_parts
                                                              : std::min(parts, all_parts));
@@ -396,35 +488,39 @@ Plan plan_decode(const FlashDecodeKernelConfig& config, NumberReader& numbers, T
     // If there are more tiles than half the number of parts, each tile has one part.
     args.merged_rows =
         static_cast<int32_t>(canonical ? other_rows : std::min(other_rows, parts / 2 * config.B_r));
+}
+
+void DecodePlanner::split_chunks() {
     // One CTA per SM: an SM holds about one CTA of this size.
-    const int64_t chunk_parts = std::max<int64_t>(1, device.sm_count / p.heads_k);
+    chunk_parts = std::max<int64_t>(1, device.sm_count / p.heads_k);
     const int64_t chunk_units = min_units * kChunkMinKeysFactor;
-    const int64_t chunk_parts_of_capacity = std::max<int64_t>(1, blocks_of(units, chunk_units));
-    const ChunkStates chunks =
-        has_chunks ? chunk_states(p, config.chunk_rows, chunk_parts, chunk_parts_of_capacity)
-                   : ChunkStates{};
+    chunk_parts_of_capacity = std::max<int64_t>(1, blocks_of(units, chunk_units));
+    chunks = has_chunks ? chunk_states(p, config.chunk_rows, chunk_parts, chunk_parts_of_capacity)
+                        : ChunkStates{};
     args.most_chunk_parts = static_cast<int32_t>(chunk_parts);
     args.min_chunk_units = static_cast<int32_t>(chunk_units);
     args.chunk_head_rows = chunks.head_rows;
     args.chunk_batch_rows = chunks.batch_rows;
     args.chunk_query_rows = chunks.query_rows;
-    const bool has_states = others_are_split || chunks.head_rows > 0;
+    has_states = others_are_split || chunks.head_rows > 0;
     args.by_parts = divisor_of(parts);
     args.by_group = divisor_of(args.heads_per_group);
     args.by_page = divisor_of(std::max<int64_t>(1, problem.slots));
     args.by_heads_k = divisor_of(p.heads_k);
     args.by_merged_rows = divisor_of(std::max(1, args.merged_rows));
+}
 
+// How many runs a tile is, by its length.
+void DecodePlanner::choose_runs() {
     // CTAs that the device holds at once. Each takes one run after another. Runs have one part
     // each, unless there may be more parts than CTAs.
-    const int64_t heads = p.batch * p.heads_k;
-    const int64_t items = !has_others ? 0
-                          : canonical
-                              ? heads * (others_are_split ? all_parts : tiles)
-                              : heads * std::max(tiles, std::min(parts, tiles * parts_of_capacity));
-    int fitting = ctas_that_fit(config.smem_bytes(), config.n_threads(), device.max_smem_per_sm, 0);
+    heads = p.batch * p.heads_k;
+    items = !has_others ? 0
+            : canonical ? heads * (others_are_split ? all_parts : tiles)
+                        : heads * std::max(tiles, std::min(parts, tiles * parts_of_capacity));
+    fitting = ctas_that_fit(config.smem_bytes(), config.n_threads(), device.max_smem_per_sm, 0);
     if (config.most_ctas() > 0) fitting = std::min(fitting, config.most_ctas());
-    const int64_t resident = fitting * int64_t{device.sm_count};
+    resident = fitting * int64_t{device.sm_count};
     // If warps have their own rows, there is room for the first level only.
     if (!config.own_rows)
         args.kept_level_bytes =
@@ -433,69 +529,77 @@ Plan plan_decode(const FlashDecodeKernelConfig& config, NumberReader& numbers, T
     // run each, and few other sequences have more. The number of merging CTAs does not affect the
     // bits, so shapes may determine it. These CTAs begin while the others run.
     const double one_run = kRoundingUp * static_cast<double>(heads * (p.packed ? 1 : tiles));
-    const bool few_rows = one_run >= 2.0 * static_cast<double>(resident * config.rounds);
+    few_rows = one_run >= 2.0 * static_cast<double>(resident * config.rounds);
     // If there are enough tiles for most SMs, and none can have many keys, each tile is one run,
     // whatever the lengths. Then there is neither a search nor a merge launch.
-    const int64_t unit_bytes =
+    unit_bytes =
         int64_t{config.B_c} * (config.d_head + config.d_head_v()) * config.cache_element_bytes();
-    const int64_t all_tiles = heads * tiles;
-    const bool whole = config.has_whole_runs() && others_are_split && !canonical && !p.packed &&
-                       !has_chunks && units * unit_bytes <= kMostWholeBytes &&
-                       8 * all_tiles >= 5 * int64_t{device.sm_count};
+    all_tiles = heads * tiles;
+    whole = config.has_whole_runs() && others_are_split && !canonical && !p.packed && !has_chunks &&
+            units * unit_bytes <= kMostWholeBytes && 8 * all_tiles >= 5 * int64_t{device.sm_count};
+    if (canonical) {
+        args.from_large = args.from_ragged = std::numeric_limits<float>::infinity();
+        args.share = whole_tiles ? kAllParts : 0.0f;
+    }
+    has_shares = !canonical && (whole || (items > resident && others_are_split));
+    if (has_shares) set_shares();
+}
+
+void DecodePlanner::set_shares() {
     // If shapes determine the number of tiles, the GPU gets the number of runs with which it is
     // fastest for equal lengths. Otherwise a run is as long as a CTA's share. It is also that long
     // in a free split, which has already chosen its parts by speed.
     const bool even_runs = config.rounds == 1 && !problem.free_split && !whole && !has_chunks &&
                            (!p.packed || tiles == 1);
-    bool has_one_run = true;  // for each tile of equal sequences
-    const auto set_shares = [&] {
-        const auto tiles_of_head = static_cast<float>(p.batch * tiles);
-        args.from_large = args.from_ragged = std::numeric_limits<float>::infinity();
-        if (!even_runs) {
-            const float share = kRoundingUp * static_cast<float>(p.heads_k) /
-                                static_cast<float>(resident * config.rounds);
-            args.share = config.rounds > 1 ? -share : share;
-            args.share_of_large = -share;
-            args.from_large = static_cast<float>(kLongShareBytes / unit_bytes) / share;
-            return;
-        }
-        const EqualTiles equal{.tiles = static_cast<double>(all_tiles),
-                               .rows = static_cast<double>(args.slot_rows),
-                               .slots = static_cast<double>(resident),
-                               .unit_bytes = static_cast<double>(unit_bytes),
-                               .min_units = min_units,
-                               .most_parts = parts};
-        const RunsBySize runs = runs_by_size(equal, units);
-        const auto share_of = [&](int64_t of_tile) {
-            const float share =
-                (of_tile == 1 && 2 * all_tiles > resident ? kOfOneRun : kOfSeveralRuns) /
-                (static_cast<float>(of_tile) * tiles_of_head);
-            return of_tile * all_tiles > resident ? -share : share;
-        };
-        args.share = share_of(runs.small);
-        args.share_of_large = share_of(runs.large);
-        args.from_large = static_cast<float>(runs.from_large) * tiles_of_head;
-        has_one_run = runs.large == 1;
-        int64_t ragged = runs.large;
-        while (2 * ragged <= parts && static_cast<double>(ragged * all_tiles) <
-                                          kRaggedTurns * static_cast<double>(resident))
-            ragged *= 2;
-        args.share_of_ragged = share_of(ragged);
-        args.most_of_equal = kMostOfMean / tiles_of_head;
-        args.from_ragged =
-            static_cast<float>(kRaggedBytes / static_cast<double>(p.heads_k * unit_bytes));
+    args.from_large = args.from_ragged = std::numeric_limits<float>::infinity();
+    if (even_runs) return set_even_shares();
+    const float share =
+        kRoundingUp * static_cast<float>(p.heads_k) / static_cast<float>(resident * config.rounds);
+    args.share = config.rounds > 1 ? -share : share;
+    args.share_of_large = -share;
+    args.from_large = static_cast<float>(kLongShareBytes / unit_bytes) / share;
+}
+
+void DecodePlanner::set_even_shares() {
+    const auto tiles_of_head = static_cast<float>(p.batch * tiles);
+    const EqualTiles equal{.tiles = static_cast<double>(all_tiles),
+                           .rows = static_cast<double>(args.slot_rows),
+                           .slots = static_cast<double>(resident),
+                           .unit_bytes = static_cast<double>(unit_bytes),
+                           .min_units = min_units,
+                           .most_parts = parts};
+    const RunsBySize runs = runs_by_size(equal, units);
+    const auto share_of = [&](int64_t of_tile) {
+        const float share =
+            (of_tile == 1 && 2 * all_tiles > resident ? kOfOneRun : kOfSeveralRuns) /
+            (static_cast<float>(of_tile) * tiles_of_head);
+        return of_tile * all_tiles > resident ? -share : share;
     };
+    args.share = share_of(runs.small);
+    args.share_of_large = share_of(runs.large);
+    args.from_large = static_cast<float>(runs.from_large) * tiles_of_head;
+    has_one_run = runs.large == 1;
+    int64_t ragged = runs.large;
+    while (2 * ragged <= parts &&
+           static_cast<double>(ragged * all_tiles) < kRaggedTurns * static_cast<double>(resident))
+        ragged *= 2;
+    args.share_of_ragged = share_of(ragged);
+    args.most_of_equal = kMostOfMean / tiles_of_head;
+    args.from_ragged =
+        static_cast<float>(kRaggedBytes / static_cast<double>(p.heads_k * unit_bytes));
+}
+
+// How many levels of a tile's states a CTA keeps in shared memory.
+void DecodePlanner::keep_levels() {
+    if (config.own_rows || !has_shares) return;
     const int beside = few_rows && !whole ? config.merge_smem_bytes() + kReservedSmem : 0;
-    if (canonical) {
-        args.from_large = args.from_ragged = std::numeric_limits<float>::infinity();
-        args.share = whole_tiles ? kAllParts : 0.0f;
-    } else if (whole || (items > resident && others_are_split)) {
-        set_shares();
-        while (
-            !config.own_rows && args.kept_levels < kMostKeptLevels &&
-            holds(config, (args.kept_levels + 1) * args.kept_level_bytes, fitting, beside, device))
-            ++args.kept_levels;
-    }
+    while (args.kept_levels < kMostKeptLevels &&
+           holds(config, (args.kept_levels + 1) * args.kept_level_bytes, fitting, beside, device))
+        ++args.kept_levels;
+}
+
+// What CTAs ask for before their turn, and what the next launch waits for.
+void DecodePlanner::prefetch() {
     if (whole) args.by_whole_runs = divisor_of(p.heads_k * tiles);
     if (whole && tiles == 1 && all_tiles > device.sm_count) args.flags |= kPrefetchesRuns;
     if (whole && tiles == 1 && all_tiles <= resident &&
@@ -515,10 +619,13 @@ Plan plan_decode(const FlashDecodeKernelConfig& config, NumberReader& numbers, T
             args.flags |= kGuessesLengths;
     }
     args.passes = heads * units * unit_bytes <= kPassingBytes;
+}
+
+void DecodePlanner::choose_cluster() {
     // A cluster merges the parts of a tile if one CTA per SM is enough and no part is long. A
     // separate merge launch is faster if there are two CTAs per SM, or if there are several tiles
     // and one CTA on most SMs.
-    int64_t cluster = std::max<int64_t>(1, std::min(parts, parts_of_capacity));
+    cluster = std::max<int64_t>(1, std::min(parts, parts_of_capacity));
     cluster = static_cast<int64_t>(std::bit_ceil(static_cast<uint64_t>(cluster)));
     const int64_t part_keys = std::max(blocks_of(units, parts), min_units) * config.B_c;
     while (heads * cluster > device.sm_count && cluster > 2 &&
@@ -529,173 +636,201 @@ Plan plan_decode(const FlashDecodeKernelConfig& config, NumberReader& numbers, T
     const int64_t received =
         16 +
         blocks_of(int64_t{args.slot_rows} * config.d_head_v() / 4, 8 * cluster) * 8 * cluster * 32;
-    const int64_t cluster_smem =
+    cluster_smem =
         config.smem_bytes() + received + int64_t{args.cluster_run_levels} * args.kept_level_bytes;
-    const bool clusters = !whole && config.cluster >= cluster && cluster > 1 && device.arch >= 90 &&
-                          others_are_split && p.seq_k <= kMostClusterKeys &&
-                          cluster_smem <= device.max_smem_per_block &&
-                          (tiles == 1 ? 1 : 2 * tiles) * heads * cluster <= device.sm_count;
+    clusters = !whole && config.cluster >= cluster && cluster > 1 && device.arch >= 90 &&
+               others_are_split && p.seq_k <= kMostClusterKeys &&
+               cluster_smem <= device.max_smem_per_block &&
+               (tiles == 1 ? 1 : 2 * tiles) * heads * cluster <= device.sm_count;
     if (clusters) {
         args.cluster_levels = std::countr_zero(static_cast<uint64_t>(cluster));
         args.kept_levels = args.cluster_run_levels;
     }
-    const bool merges =
-        clusters ? chunks.head_rows > 0
-                 : has_states && !whole && (config.chunk_rows > 0 || args.merged_rows > 0);
+}
 
-    int64_t merges_of_rows = heads * args.merged_rows;
-    const bool searches = few_rows || merges_of_rows > kRowsPerSm * int64_t{device.sm_count};
+void DecodePlanner::choose_merge() {
+    merges = clusters ? chunks.head_rows > 0
+                      : has_states && !whole && (config.chunk_rows > 0 || args.merged_rows > 0);
+
+    merges_of_rows = heads * args.merged_rows;
+    searches = few_rows || merges_of_rows > kRowsPerSm * int64_t{device.sm_count};
     // Before sm_90 the merge begins only when the decode kernel is done.
     args.warms_up = device.arch >= 90 && !searches && merges_of_rows <= device.sm_count / 2;
     if (searches)
         merges_of_rows =
             std::min(blocks_of(merges_of_rows, kMergeThreads / kWarpSize),
                      int64_t{device.sm_count} * (few_rows && has_one_run ? 1 : kSearchesPerSm));
+}
 
+void DecodePlanner::let_states_arrive() {
     // The states of a sequence's few parts arrive one by one at the merge, whose CTAs already wait
     // for them. This gains nothing with several sequences, or if this length has too many parts for
     // the clusters that serve the cache's shorter lengths.
     const int64_t arriving_parts = std::min(
         {int64_t{kMostArrivingParts}, parts, device.sm_count / std::max(heads, int64_t{1})});
     const int64_t arriving_rows = arriving_parts * args.slot_rows;
-    const int64_t arriving_bytes =
-        heads * arriving_rows * (config.d_head_v() + 2) * int64_t{sizeof(float)};
-    const bool arrives = config.has_arrivals() && merges && args.warms_up != 0 && p.batch == 1 &&
-                         tiles == 1 && !p.packed && items <= resident && arriving_parts > 1 &&
-                         (p.seq_k > kMostClusterKeys || parts_of_capacity <= kMostArrivingParts) &&
-                         arriving_bytes <= kMostArrivingBytes;
+    arriving_bytes = heads * arriving_rows * (config.d_head_v() + 2) * int64_t{sizeof(float)};
+    arrives = config.has_arrivals() && merges && args.warms_up != 0 && p.batch == 1 && tiles == 1 &&
+              !p.packed && items <= resident && arriving_parts > 1 &&
+              (p.seq_k > kMostClusterKeys || parts_of_capacity <= kMostArrivingParts) &&
+              arriving_bytes <= kMostArrivingBytes;
     if (arrives) {
         args.most_arriving = static_cast<int32_t>(arriving_parts);
         args.arriving_rows = static_cast<int32_t>(arriving_rows);
     }
+}
 
-    Plan plan;
+void DecodePlanner::add_workspace(const char* name, int64_t bytes) {
+    plan.workspaces.push_back({name, static_cast<size_t>(bytes), Contents::undefined});
+}
+
+void DecodePlanner::add_workspaces() {
     args.chunk_states = heads * args.most_slots * args.slot_rows;
     const int64_t states = args.chunk_states + p.heads_k * chunks.head_rows;
-    const auto workspace = [&](const char* name, int64_t bytes) {
-        plan.workspaces.push_back({name, static_cast<size_t>(bytes), Contents::undefined});
-    };
     if (has_states) {
-        workspace("part_o", states * config.d_head_v() * int64_t{sizeof(float)});
-        workspace("part_statistics", states * 2 * int64_t{sizeof(float)});
+        add_workspace("part_o", states * config.d_head_v() * int64_t{sizeof(float)});
+        add_workspace("part_statistics", states * 2 * int64_t{sizeof(float)});
     }
     const int64_t queries = p.packed ? p.total_q : p.batch * p.seq_q;
-    if (turns) workspace("q_rotated", queries * p.heads_q * p.d * config.element_bytes());
+    if (turns) add_workspace("q_rotated", queries * p.heads_q * p.d * config.element_bytes());
 
     // The merge resets the counter to zero.
-    const size_t counter = plan.workspaces.size();
+    counter = plan.workspaces.size();
     const auto most_units = static_cast<float>(p.batch * tiles * units);
-    const bool counts =
+    counts =
         merges && (args.share < 0 || (args.share_of_large < 0 && args.from_large <= most_units) ||
                    (args.share_of_ragged < 0 && args.from_ragged <= most_units));
     if (counts) plan.workspaces.push_back({"run_counter", sizeof(uint32_t), Contents::kept_zero});
     // The merge resets this workspace to zero, too.
-    const size_t states_arrive = plan.workspaces.size();
+    states_arrive = plan.workspaces.size();
     if (arrives)
         plan.workspaces.push_back(
             {"arriving", static_cast<size_t>(arriving_bytes), Contents::kept_zero});
-    const size_t tile_counter = plan.workspaces.size();
+    tile_counter = plan.workspaces.size();
     if (has_warpgroups) {
         plan.workspaces.push_back({"tile_counter", sizeof(uint32_t), Contents::kept_zero});
         if (const int64_t bytes = running_state_bytes(config, p, device); bytes > 0)
-            workspace("running_states", bytes);
+            add_workspace("running_states", bytes);
     }
-    // Each launch waits for the preceding one where it must. The launch before the first is not
-    // part of this call.
-    const bool programmatic = device.arch >= 90;
+}
+
+void DecodePlanner::add_launch(Kernel kernel, int64_t blocks, int threads, int smem_bytes,
+                               int64_t of_cluster) {
     const auto* argument = reinterpret_cast<const uint8_t*>(&args);
-    const auto add = [&](Kernel kernel, int64_t blocks, int threads, int smem_bytes,
-                         int64_t of_cluster = 1) {
-        require(blocks <= INT_MAX, "batch x heads x parts must stay within 2^31 - 1");
-        plan.launches.push_back({
-            .kernel = kernel,
-            .grid = {static_cast<uint32_t>(blocks), 1, 1},
-            .cluster = {static_cast<uint32_t>(of_cluster), 1, 1},
-            .block = {static_cast<uint32_t>(threads), 1, 1},
-            .smem_bytes = smem_bytes,
-            .argument_bytes = {argument, argument + sizeof args},
-            .addresses = addresses_of(tensors, has_states),
-            .tensor_maps = {},
-            .programmatic = programmatic && (config.early || !plan.launches.empty()),
-        });
-        if (config.has_scales()) add_scales(plan.launches.back(), problem.scales);
-        if (semantics.has_program()) add_program(plan.launches.back(), program);
-        if (counts)
-            plan.launches.back().addresses.push_back(
-                {offsetof(DecodeKernelArgs, run_counter), in_workspace(counter)});
-        if (arrives)
-            plan.launches.back().addresses.push_back(
-                {offsetof(DecodeKernelArgs, arriving), in_workspace(states_arrive)});
-    };
-    if (tensors[new_k] != 0) {
-        const int64_t of_query = 2 * p.heads_k + (turns ? p.heads_q : 0);
-        require(of_query * p.seq_q <= INT_MAX, "seq_q x heads must stay within 2^31 - 1");
-        add(append, p.batch * blocks_of(of_query * p.seq_q, kAppendThreads / kWarpSize),
-            kAppendThreads, 0);
-    }
-    constexpr const char* kTooMany = "batch x heads x parts must stay within 2^31 - 1";
+    require(blocks <= INT_MAX, kTooMany);
+    plan.launches.push_back({
+        .kernel = kernel,
+        .grid = {static_cast<uint32_t>(blocks), 1, 1},
+        .cluster = {static_cast<uint32_t>(of_cluster), 1, 1},
+        .block = {static_cast<uint32_t>(threads), 1, 1},
+        .smem_bytes = smem_bytes,
+        .argument_bytes = {argument, argument + sizeof args},
+        .addresses = addresses_of(tensors, has_states),
+        .tensor_maps = {},
+        // Each launch waits for the preceding one where it must. The launch before the first is
+        // not part of this call.
+        .programmatic = device.arch >= 90 && (config.early || !plan.launches.empty()),
+    });
+    if (config.has_scales()) add_scales(plan.launches.back(), problem.scales);
+    if (semantics.has_program()) add_program(plan.launches.back(), program);
+    if (counts)
+        plan.launches.back().addresses.push_back(
+            {offsetof(DecodeKernelArgs, run_counter), in_workspace(counter)});
+    if (arrives)
+        plan.launches.back().addresses.push_back(
+            {offsetof(DecodeKernelArgs, arriving), in_workspace(states_arrive)});
+}
+
+void DecodePlanner::add_append() {
+    if (tensors[new_k] == 0) return;
+    const int64_t of_query = 2 * p.heads_k + (turns ? p.heads_q : 0);
+    require(of_query * p.seq_q <= INT_MAX, "seq_q x heads must stay within 2^31 - 1");
+    add_launch(append, p.batch * blocks_of(of_query * p.seq_q, kAppendThreads / kWarpSize),
+               kAppendThreads, 0);
+}
+
+void DecodePlanner::add_launches() {
+    add_append();
     // The longest launch comes first: CTAs of the next launch begin where CTAs of this one are
     // done.
-    if (has_warpgroups) {
-        const WarpgroupCall call{
-            .problem = p,
-            .blocks = problem.blocks,
-            .slots = problem.slots,
-            .is_paged = is_paged,
-            .appends = tensors[new_k] != 0,
-            .q = turns ? in_workspace(has_states ? kQueries : 0) : in_tensor(q),
-            .k_cache = in_tensor(k_cache),
-            .v_cache = in_tensor(v_cache),
-            .o = in_tensor(o),
-            .lse = in_tensor(lse),
-            .cache_lens = in_tensor(cache_lens),
-            .page_table = in_tensor(page_table),
-            .sinks = in_tensor(sinks),
-            .cu_seqlens_q = in_tensor(cu_seqlens_q),
-            .tile_counter = in_workspace(tile_counter),
-            .running_states = in_workspace(tile_counter + 1),
-        };
-        plan.launches.push_back(plan_warpgroups(config, warpgroups_of(config), most_rows_of_all,
-                                                call, args, device, semantics));
-        plan.launches.back().programmatic =
-            programmatic && (config.early || plan.launches.size() > 1);
-    }
-    if (has_chunks) {
-        const int64_t all_rows = p.packed ? p.total_q * args.heads_per_group : p.batch * rows;
-        const int64_t chunk_tiles = std::min(p.batch * blocks_of(rows, config.chunk_rows),
-                                             all_rows / config.chunk_rows + p.batch);
-        const int64_t chunk_items =
-            p.heads_k * std::max(chunk_tiles, std::min(chunk_parts * p.batch,
-                                                       chunk_tiles * chunk_parts_of_capacity));
-        require(chunk_items <= INT_MAX, kTooMany);
-        const int64_t at_once = ctas_that_fit(config.chunk_smem_bytes(), config.chunk_threads(),
-                                              device.max_smem_per_sm, 0) *
-                                int64_t{device.sm_count};
-        add(is_paged ? paged_chunk : chunk, std::min(chunk_items, at_once), config.chunk_threads(),
-            config.chunk_smem_bytes());
-    }
+    add_warpgroups();
+    add_chunks();
+    add_others();
+    add_merge();
+}
+
+void DecodePlanner::add_warpgroups() {
+    if (!has_warpgroups) return;
+    const WarpgroupCall call{
+        .problem = p,
+        .blocks = problem.blocks,
+        .slots = problem.slots,
+        .is_paged = is_paged,
+        .appends = tensors[new_k] != 0,
+        .q = turns ? in_workspace(has_states ? kQueries : 0) : in_tensor(q),
+        .k_cache = in_tensor(k_cache),
+        .v_cache = in_tensor(v_cache),
+        .o = in_tensor(o),
+        .lse = in_tensor(lse),
+        .cache_lens = in_tensor(cache_lens),
+        .page_table = in_tensor(page_table),
+        .sinks = in_tensor(sinks),
+        .cu_seqlens_q = in_tensor(cu_seqlens_q),
+        .tile_counter = in_workspace(tile_counter),
+        .running_states = in_workspace(tile_counter + 1),
+    };
+    plan.launches.push_back(plan_warpgroups(config, warpgroups_of(config), most_rows_of_all, call,
+                                            args, device, semantics));
+    plan.launches.back().programmatic =
+        device.arch >= 90 && (config.early || plan.launches.size() > 1);
+}
+
+void DecodePlanner::add_chunks() {
+    if (!has_chunks) return;
+    const int64_t all_rows = p.packed ? p.total_q * args.heads_per_group : p.batch * rows;
+    const int64_t chunk_tiles = std::min(p.batch * blocks_of(rows, config.chunk_rows),
+                                         all_rows / config.chunk_rows + p.batch);
+    const int64_t chunk_items =
+        p.heads_k * std::max(chunk_tiles, std::min(chunk_parts * p.batch,
+                                                   chunk_tiles * chunk_parts_of_capacity));
+    require(chunk_items <= INT_MAX, kTooMany);
+    const int64_t at_once = ctas_that_fit(config.chunk_smem_bytes(), config.chunk_threads(),
+                                          device.max_smem_per_sm, 0) *
+                            int64_t{device.sm_count};
+    add_launch(is_paged ? paged_chunk : chunk, std::min(chunk_items, at_once),
+               config.chunk_threads(), config.chunk_smem_bytes());
+}
+
+void DecodePlanner::add_others() {
     require(items <= INT_MAX, kTooMany);
     if (clusters)
-        add(is_paged ? paged : dense, heads * tiles * cluster, config.n_threads(),
-            static_cast<int>(cluster_smem), cluster);
+        add_launch(is_paged ? paged : dense, heads * tiles * cluster, config.n_threads(),
+                   static_cast<int>(cluster_smem), cluster);
     else if (config.chunk_cluster > 0)
-        add(is_paged ? paged : dense, items * config.chunk_cluster, config.n_threads(),
-            config.smem_bytes(), config.chunk_cluster);
+        add_launch(is_paged ? paged : dense, items * config.chunk_cluster, config.n_threads(),
+                   config.smem_bytes(), config.chunk_cluster);
     else if (has_others)
-        add(is_paged ? paged : dense, std::min(whole ? all_tiles : items, resident),
-            config.n_threads(), config.smem_bytes() + args.kept_levels * args.kept_level_bytes);
+        add_launch(is_paged ? paged : dense, std::min(whole ? all_tiles : items, resident),
+                   config.n_threads(),
+                   config.smem_bytes() + args.kept_levels * args.kept_level_bytes);
+}
+
+void DecodePlanner::add_merge() {
     if (config.chunk_rows > 0 && merges) {
         const int64_t all_rows = p.packed ? p.total_q : p.batch * p.seq_q;
         require(all_rows * p.heads_q <= INT_MAX, "rows x heads must stay within 2^31 - 1");
-        add(merge_rows, std::min(all_rows * p.heads_q, kMergesPerSm * int64_t{device.sm_count}),
-            kMergeThreads, 0);
+        add_launch(merge_rows,
+                   std::min(all_rows * p.heads_q, kMergesPerSm * int64_t{device.sm_count}),
+                   kMergeThreads, 0);
     } else if (merges) {
-        add(arrives    ? merge_arriving
-            : searches ? merge_rows
-                       : merge,
-            merges_of_rows, kMergeThreads, 0);
+        add_launch(arrives    ? merge_arriving
+                   : searches ? merge_rows
+                              : merge,
+                   merges_of_rows, kMergeThreads, 0);
     }
+}
 
+void DecodePlanner::add_presence() {
     require(!rolls || semantics.hides_earlier,
             "kv_offset: canonical kernels of this library have no window; use those of one");
     for (const DecodeTensor tensor :
@@ -706,7 +841,14 @@ Plan plan_decode(const FlashDecodeKernelConfig& config, NumberReader& numbers, T
     plan.presence.push_back(
         {cu_seqlens_q, semantics.packed,
          "packed: the call and this library's kernels must both use packed sequences, or neither"});
-    return plan;
+}
+
+}  // namespace
+
+Plan plan_decode(const FlashDecodeKernelConfig& config, NumberReader& numbers, Tensors tensors,
+                 const DeviceSpec& device, const Semantics& semantics) {
+    require(has_run_costs(), "plan: no costs are set for its GPU");
+    return DecodePlanner(config, numbers, tensors, device, semantics).made();
 }
 
 }  // namespace flashsmith
