@@ -40,8 +40,8 @@ FS_DEVICE void fence_acq_rel() {
 }
 
 // The barriers between the warp that keeps turns and the warpgroups that add to dq. Each warpgroup
-// has its own barrier for turns, because a warpgroup with every third turn must not see the turns
-// of others. Each part has a barrier for its sums.
+// has its own barrier for turns, because a warpgroup that has every third turn must not observe the
+// other warpgroups' turns. Each part has a barrier for its sums.
 //
 // With split roles, a part is one half of the columns of each warpgroup. The two halves are added
 // half a step apart. If both halves shared one turn, only the time from the second half of a step
