@@ -64,9 +64,8 @@ def emulate(
       possible. A number seeds a random schedule. An odd number also makes it hesitant (see
       RandomSchedule).
     - ``sm_count``: the number of SMs of the GPU. The number matters only if CTAs wait for each
-        other. Each
-      SM then holds as many CTAs as the kernel's launch bounds promise. None: all CTAs are resident
-      together.
+      other. Each SM then holds as many CTAs as the kernel's launch bounds promise. None: all CTAs
+      are resident together.
     - ``programmatic``: whether the launch may begin before the previous one has finished
       (programmatic dependent launch). The emulator still runs one launch after the other, but the
       checks assume that they overlap.

@@ -258,7 +258,7 @@ def _longest_column(table: _Table) -> int | None:
 
 
 def _numbered(table: _Table, place: int) -> tuple[_Table, list[str]]:
-    """Replaces the cells of a column by numbers. Returns the table and the distinct cells."""
+    """Replaces the cells of a column with numbers. Returns the table and the distinct cells."""
     texts = list(dict.fromkeys(str(row[place]) for row in table.rows))
     numbers = [str(texts.index(str(row[place])) + 1) for row in table.rows]
     column = Column("#" if place == 0 else table.columns[place].heading, right=True)

@@ -111,7 +111,8 @@ class Compilation:
         return -(-shards // self.jobs) * self.jobs
 
     def is_current(self) -> bool:
-        """Whether the compiled sources are the spec's sources, unchanged since the compilation."""
+        """Whether the sources that were compiled are still the spec's sources, so that none has
+        changed since then."""
         spec = self.spec
         now = source_hash(spec.family, spec.csrc)
         return self._originals.hash() == spec.source_hash == now

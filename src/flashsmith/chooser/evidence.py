@@ -408,8 +408,8 @@ def _on_paper(
 
 
 def _repeatable_first(evidence: Evidence) -> Evidence:
-    """The evidence, with the choice changed to a deterministic config if one takes at most the
-    share COST_OF_REPEATING longer than the chosen one."""
+    """The evidence, with the choice changed to a deterministic config if one exceeds the time of
+    the chosen config by at most the fraction COST_OF_REPEATING."""
     chosen, *others = evidence.expected
     if not chosen.ms or chosen.config.family.is_deterministic(chosen.config):
         return evidence

@@ -135,7 +135,7 @@ def package_contents(
     """The kernels that a package for ``arch`` contains.
 
     ``d_heads``, ``dtypes`` and ``kinds`` restrict them; None stands for all widths_of() the
-    operation of a kind. The table of the user is not used. Raises ArgumentError if there is no such
+    operation of a kind. The user's table is not used. Raises ArgumentError if there is no such
     kernel.
     """
     table = WinnersTable.shipped()

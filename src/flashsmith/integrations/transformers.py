@@ -255,7 +255,7 @@ def flashsmith_attention_forward(
     if (reason := _why_not(call, dropout, position_bias)) is None:
         try:
             return _by_kernel(call).to(query.dtype), None
-        except UnservedError:  # a pattern on a device other than the kernels' device
+        except UnservedError:  # a pattern that is not on the kernels' device
             reason = _PATTERN
     _refuse_or_note(call, reason)
     return _by_pytorch(module, call, (query, key, value), dropout, position_bias, keywords)

@@ -13,13 +13,13 @@ interprets this form in the same way. If all strides are 0, every key is True.
 for bidirectional masks. ``kind`` is larger by 2 if a mask with that number of queries could be
 mistaken for this form. A window of 0 means no window. The dtype defines n and the values:
 - int8: n is the number of filled keys in a static cache; 0 means that all keys are filled. There is
-    no padding.
+  no padding.
 - bool: the values mark which of n keys are real. In a static cache, the keys after these n are not
-    filled.
+  filled.
 - int64: sequences are packed into one batch row, and the values are the numbers of the sequences
-    that the n keys belong to.
+  that the n keys belong to.
 - int32: the first value is a batch row's number of filled keys in a static cache, which the host
-    does not read. For canonical bits, the second value is the number of keys that a rolling cache
+  does not read. For canonical bits, the second value is the number of keys that a rolling cache
   has dropped. If n is above 2, the row is padded: the first value is the number of its real keys,
   and the values after the second mark which of n - 2 keys are real.
 

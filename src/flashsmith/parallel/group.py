@@ -481,8 +481,8 @@ _shared_words: WeakKeyDictionary[Any, SharedWords | None] = WeakKeyDictionary()
 _peers: WeakKeyDictionary[Any, dict[Hashable, RankMemory | None]] = WeakKeyDictionary()
 # For each group, the number of transfers by the group's backend.
 _messages: WeakKeyDictionary[Any, int] = WeakKeyDictionary()
-# By group: the rank of this process, the global ranks of all members, and the watch. Agreements are
-# by group and by the message of this rank.
+# For each group: the rank of this process, the global ranks of all members, and the watch. Also for
+# each group, the agreements, keyed by this rank's message.
 _members: WeakKeyDictionary[Any, tuple[int, list[int], Watch]] = WeakKeyDictionary()
 _agreements: WeakKeyDictionary[Any, dict[bytes, _SentFacts]] = WeakKeyDictionary()
 

@@ -63,7 +63,7 @@ from flashsmith.semantics.signature import (
 
 class DecodeTensors(NamedTuple):
     """A call's tensors in the operation's order, without the LSE, which callers never pass. Scales
-    of the cache that are numbers are DecodeOptions."""
+    of the cache that are given as numbers are in DecodeOptions."""
 
     q: Any
     k_cache: Any

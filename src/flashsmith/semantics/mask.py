@@ -27,8 +27,7 @@ class Mask(str):
     """Which keys a row sees: an interval whose ends do not decrease from row to row.
 
     A Mask is a str, namely its name, so it compares equal to its name. Problem strings, tables and
-        rows contain the
-    name.
+    rows contain the name.
 
     Args:
         name: the word for the mask in problem strings, a Python identifier.

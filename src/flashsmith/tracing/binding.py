@@ -23,7 +23,8 @@ POSITIONS = ("start", "end")
 
 
 class BoundFunctions(NamedTuple):
-    """What kernels get for a call's functions: a program, and a window whose limits also hide keys.
+    """The form in which kernels get a call's functions: a program, and a window whose limits also
+    hide keys.
 
     program: None if the window expresses the functions.
     left, right: the number of keys that a row sees before and after its own position, aligned to

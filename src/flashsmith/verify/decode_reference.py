@@ -33,7 +33,7 @@ from flashsmith.verify.tolerance import Comparison, Element, ExpectedOutputs, co
 
 ROTARY = ("", "halves", "interleaved")
 LAYOUTS = ("dense", "interleaved", "heads first")
-# The smallest and the largest power of two at whose multiples kernels split keys.
+# Kernels split keys at the multiples of a power of two, which is between these two.
 _SMALLEST_STEP, _LARGEST_STEP = 16, 4096
 # The maximum number of K's elements that are held in float64 at once (128 MiB); a single head may
 # exceed it.

@@ -59,8 +59,7 @@ def compute_references(
     no key, or has only scores of -inf, o is 0, and the LSE is -inf or the sink of the head. If a
     score is NaN or +inf, o and the LSE are NaN. The row maximum is then +inf if a score is +inf,
     and NaN otherwise. ``on_gpu``: whether PyTorch computes on the GPU. The given and the returned
-    arrays are on the
-        host.
+    arrays are on the host.
     """
     attention = Attention(scale, causal, window, softcap, lens_q, lens_k, ranges)
     return references_of(attention, q, k, v, sinks, on_gpu=on_gpu)

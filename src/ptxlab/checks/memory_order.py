@@ -73,7 +73,8 @@ class MemoryOrder:
         self.wave(None)
 
     def wave(self, order: HappensBefore | None) -> None:
-        """Begins a wave with new threads. Words keep the clocks that were released to them."""
+        """Begins a wave with new threads. Words keep the clocks that earlier waves released to
+        them."""
         self._order = order
         self._threads: dict[int, _Thread] = {}
         # For each CTA: the thread and the instruction of the last read of a released word that was

@@ -87,7 +87,7 @@ class WinnersTable:
 
     @classmethod
     def user(cls) -> WinnersTable:
-        """The table of the user.
+        """The user's table.
 
         If there is none, it is empty; if it cannot be used, it is empty and has a note.
         """

@@ -71,7 +71,7 @@ BackwardProblem read_backward_problem(NumberReader& numbers, bool packed,
     p.total_k = numbers.integer();
     p.packed = packed;
     BackwardKernelArgs args;
-    std::memset(&args, 0, sizeof args);  // padding too, so that equal plans have equal bytes
+    std::memset(&args, 0, sizeof args);  // zeroes padding too: equal plans have equal bytes
     read_strides(numbers, args.do_batch_stride, args.do_seq_stride, args.do_head_stride);
     read_strides(numbers, args.q_batch_stride, args.q_seq_stride, args.q_head_stride);
     read_strides(numbers, args.k_batch_stride, args.k_seq_stride, args.k_head_stride);
@@ -196,7 +196,7 @@ inline void add_lists(Plan& plan, const BackwardKernelArgs& args, const ProgramA
         {"block_lists", static_cast<size_t>(ints) * sizeof(int32_t), Contents::undefined});
     main.addresses.push_back({offset + offsetof(ProgramArgs, lists), lists});
     BackwardProgramArgs all;
-    std::memset(&all, 0, sizeof all);  // padding too, so that equal plans have equal bytes
+    std::memset(&all, 0, sizeof all);  // zeroes padding too: equal plans have equal bytes
     static_cast<BackwardKernelArgs&>(all) = args;
     all.program = program;
     const auto* argument = reinterpret_cast<const uint8_t*>(&all);

@@ -72,7 +72,7 @@ ForwardProblem read_forward_problem(NumberReader& numbers, Tensors tensors) {
 
 ForwardKernelArgs forward_arguments(const ForwardProblem& p, int B_r, int B_c) {
     ForwardKernelArgs args;
-    std::memset(&args, 0, sizeof args);  // padding too, so that equal plans have equal bytes
+    std::memset(&args, 0, sizeof args);  // zeroes padding too: equal plans have equal bytes
     args.q_batch_stride = p.q.batch;
     args.q_seq_stride = p.q.seq;
     args.q_head_stride = p.q.head;

@@ -11,7 +11,7 @@
 namespace flashsmith {
 namespace {
 
-// So that kernels can access workspaces by vectors.
+// Workspaces are aligned so that kernels can use vector instructions on them.
 constexpr size_t kKeptAlignment = 16;
 constexpr size_t kTensorMapBytes = sizeof(TensorMap);
 

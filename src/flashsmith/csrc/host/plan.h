@@ -95,7 +95,7 @@ struct AddressPatch {
 };
 
 // How a tensor map must be encoded, and where it must be written in the arguments. The launcher
-// encodes it by the driver; the emulator uses it directly. A box contains every element of its
+// encodes it with the driver; the emulator uses it directly. A box contains every element of its
 // range, and elements outside the tensor are zero.
 struct TensorMapSpec {
     size_t argument_offset;  // bytes from the start of the kernel's arguments

@@ -22,7 +22,7 @@ size_t read_count(NumberReader& numbers, int most, const char* what) {
 
 ProgramArgs read_program(NumberReader& numbers) {
     ProgramArgs program;
-    std::memset(&program, 0, sizeof program);  // padding too, so that equal plans have equal bytes
+    std::memset(&program, 0, sizeof program);  // zeroes padding too: equal plans have equal bytes
     const size_t reads = read_count(numbers, kMostReads, "tensors");
     for (size_t i = 0; i < reads; ++i) {
         ProgramRead& read = program.reads[i];

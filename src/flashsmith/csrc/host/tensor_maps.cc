@@ -1,4 +1,4 @@
-// Encodes tensor maps by the driver.
+// Encodes tensor maps with the driver.
 #include "host/tensor_maps.h"
 
 #include <cuda.h>

@@ -150,7 +150,7 @@ struct MlaSplit {
 
 inline MlaKernelArgs mla_arguments(const MlaProblem& p) {
     MlaKernelArgs args;
-    std::memset(&args, 0, sizeof args);  // padding too, so that equal plans have equal bytes
+    std::memset(&args, 0, sizeof args);  // zeroes padding too: equal plans have equal bytes
     args.q_strides = p.q;
     args.o_strides = p.o;
     args.new_strides = p.appended;

@@ -34,8 +34,8 @@ struct FlashForwardKernelConfig {
     int l2_group_mib;
     int split_keys;
     bool pack_gqa;  // the rows of a tile are the query heads of a group, token after token
-    int canonical;  // version of the canonical order of operations; 0: none
-    int d_v;        // columns of V and O; 0: d_head
+    int canonical;  // version of the canonical order of operations; 0 means none
+    int d_v;        // columns of V and O; 0 means d_head
 
     constexpr auto operator<=>(const FlashForwardKernelConfig&) const = default;
 

@@ -46,7 +46,7 @@ Plan plan_forward(const FlashForwardKernelConfig& config, NumberReader& numbers,
                     rows.seq_q % config.B_r == 0 && p.seq_k % config.B_c == 0 && p.seq_k > 0,
                 "uneven: this library's kernels want whole tiles and d = d_head");
     ForwardProgramArgs args;
-    std::memset(&args, 0, sizeof args);  // padding too, so that equal plans have equal bytes
+    std::memset(&args, 0, sizeof args);  // zeroes padding too: equal plans have equal bytes
     static_cast<ForwardKernelArgs&>(args) = forward_arguments(p, config.B_r, config.B_c);
     if (config.d_v > 0) args.widths = {static_cast<int16_t>(p.d), static_cast<int16_t>(p.d_v)};
     constexpr size_t kProgramOffset = sizeof(ForwardKernelArgs);

@@ -27,7 +27,7 @@ struct FlashBackwardKernelConfig {
     int column_warps;
     int stages;
     DqMode dq;
-    int d_v;  // columns of V and do; 0: d_head
+    int d_v;  // columns of V and do; 0 means d_head
 
     constexpr auto operator<=>(const FlashBackwardKernelConfig&) const = default;
 

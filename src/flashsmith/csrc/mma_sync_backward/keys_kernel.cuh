@@ -1,6 +1,6 @@
 // The kernel whose CTAs keep a block of keys. A CTA iterates over the queries that see the keys,
-// for all heads that share the keys. It computes dk and dv, which are summed in fp32 registers and
-// rounded once, and with atomics also its part of dq.
+// for all heads that share the keys. The CTA computes dk and dv, which are summed in fp32 registers
+// and rounded once, and with atomics also its part of dq.
 //
 // Scores are transposed: keys by queries. After rounding, the registers of P^T and dS^T are
 // operands of dv += P^T do and dk += dS^T q. Only dS goes through shared memory, for dQ = dS K. If

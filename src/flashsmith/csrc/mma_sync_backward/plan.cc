@@ -51,7 +51,7 @@ Plan plan_backward(const FlashBackwardKernelConfig& config, NumberReader& number
             {"dq_sums", bytes * static_cast<size_t>(config.dq_sum_columns()), Contents::undefined});
 
     BackwardProgramArgs all;
-    std::memset(&all, 0, sizeof all);  // padding too, so that equal plans have equal bytes
+    std::memset(&all, 0, sizeof all);  // zeroes padding too: equal plans have equal bytes
     static_cast<BackwardKernelArgs&>(all) = args;
     all.program = program;
     const auto* argument = reinterpret_cast<const uint8_t*>(&all);

@@ -1,5 +1,5 @@
 // The kernel whose CTAs keep a block of queries. A CTA iterates over the keys that the queries see.
-// It computes dq, which is summed in fp32 registers and rounded once. For this, S and dP are
+// The CTA computes dq, which is summed in fp32 registers and rounded once. For this, S and dP are
 // computed again, which costs two GEMMs but needs neither fp32 sums in memory nor an order of CTAs.
 #pragma once
 

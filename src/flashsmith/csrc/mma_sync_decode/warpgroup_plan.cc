@@ -117,7 +117,7 @@ Launch plan_warpgroups(const FlashDecodeKernelConfig& config, size_t kernel, int
     const CacheRows v = cache_rows(decode.v_cache_strides, call.blocks, call.slots);
 
     Args args;
-    std::memset(&args, 0, sizeof args);  // padding too, so that equal plans have equal bytes
+    std::memset(&args, 0, sizeof args);  // zeroes padding too: equal plans have equal bytes
     args.forward.problem = forward_arguments(p, its.B_r, its.B_c);
     args.forward.problem.d = static_cast<int32_t>(p.d_v);
     args.forward.problem.lse_batch_stride = decode.lse_batch_stride;

@@ -34,7 +34,7 @@ enum class SumsAxis : int { rows = 0, keys = 1, distances = 2, elements = 3 };
 struct ScoreSums {
     float* sums;
     int64_t batch_stride, head_stride, row_stride;
-    int32_t batch, heads;  // the problem's, or 1 if the sums are over them
+    int32_t batch, heads;  // the problem's, or 1 if the sums include all of them
     int32_t rows, columns;
     SumsAxis axis;
 };

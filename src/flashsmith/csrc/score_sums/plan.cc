@@ -80,7 +80,7 @@ Plan plan_score_sums(const ScoreSumsKernelConfig& config, NumberReader& numbers,
     Plan plan;
     plan.workspaces = {{"lse_log2", bytes, Contents::undefined}, {"D", bytes, Contents::undefined}};
     ScoreSumsArgs all;
-    std::memset(&all, 0, sizeof all);  // padding too, so that equal plans have equal bytes
+    std::memset(&all, 0, sizeof all);  // zeroes padding too: equal plans have equal bytes
     static_cast<BackwardKernelArgs&>(all) = args;
     all.program = program;
     all.to = to;

@@ -27,7 +27,7 @@ constexpr size_t kK = 0, kV = 1, kKCache = 2, kVCache = 3, kSlotMapping = 4, kKS
 Plan plan_slot_write(const SlotWriteKernelConfig& config, NumberReader& numbers, Tensors tensors,
                      const DeviceSpec&, const Semantics&) {
     SlotWriteScaledArgs args;
-    std::memset(&args, 0, sizeof args);  // padding too, so that equal plans have equal bytes
+    std::memset(&args, 0, sizeof args);  // zeroes padding too: equal plans have equal bytes
     const int64_t count = numbers.integer(), heads = numbers.integer(), d = numbers.integer(),
                   d_v = numbers.integer(), blocks = numbers.integer(), slots = numbers.integer();
     // A braced list evaluates its elements from left to right, so they are read in order.

@@ -50,11 +50,11 @@ struct WgmmaForwardKernelConfig {
     bool direct_O;       // O is stored from registers, so that Q's slot is free before O is done
     int short_block;     // a warpgroup's last block may end at a multiple of this; 0: it is always
                          // whole
-    int split_keys;      // parts of a tile's keys if tiles would leave SMs idle; 0: none
+    int split_keys;      // parts of a tile's keys if tiles would leave SMs idle; 0 means none
     bool pack_gqa;       // the rows of a tile are the query heads of a group, token after token
     int register_Q;      // how many 16-column steps of Q the GEMMs read from registers
-    int canonical;       // version of the canonical order of operations; 0: none
-    int d_v;             // columns of V and O; 0: d_head
+    int canonical;       // version of the canonical order of operations; 0 means none
+    int d_v;             // columns of V and O; 0 means d_head
 
     static constexpr int kMostColumnsOfO = 256;  // most columns that a warpgroup's registers hold
 

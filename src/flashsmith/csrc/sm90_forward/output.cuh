@@ -1,5 +1,5 @@
-// Stores O from registers through shared memory by TMA. The store is drained while the next tile
-// runs.
+// Stores O from registers: through shared memory and TMA, or directly. The store is drained while
+// the next tile runs.
 #pragma once
 
 #include "sm90/tma.cuh"

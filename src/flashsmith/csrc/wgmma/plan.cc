@@ -175,7 +175,7 @@ Plan plan_forward(const WgmmaForwardKernelConfig& config, NumberReader& numbers,
                 "uneven: this library's kernels want whole K/V tiles and d = d_head");
 
     HopperProgramArgs args;
-    std::memset(&args, 0, sizeof args);  // padding too, so that equal plans have equal bytes
+    std::memset(&args, 0, sizeof args);  // zeroes padding too: equal plans have equal bytes
     const size_t argument_bytes = semantics.has_program() ? sizeof args : kProgramOffset;
     args.problem = forward_arguments(p, config.B_r, config.B_c);
     args.problem.d = static_cast<int32_t>(p.d_v);

@@ -53,7 +53,7 @@ struct WgmmaBackwardKernelConfig {
     bool bulk_sums;    // TMA adds dq to its sums from shared memory
     bool early_rows;   // the lse and D of a step are read before its GEMMs are issued
     bool without_dq;   // only dk and dv are computed: q is frozen
-    int d_v;           // columns of V, do and dv; 0: d_head
+    int d_v;           // columns of V, do and dv; 0 means d_head
     bool cta_pair;     // the two CTAs of a cluster have the same keys, and half of the columns each
     bool separate_dq;  // CTAs that keep queries compute dq, in another launch
     bool shared_dq;    // the two CTAs of a cluster exchange dS, and compute half of the columns of

@@ -8,8 +8,8 @@
 // If blocks of keys were in ascending order under a causal mask, all would begin with the same
 // queries, and each would wait for the one before. If the last blocks come first and queries begin
 // at the diagonal, each block of keys reaches a block of queries later than the block of keys
-// before it. But then the longest CTA of a head is the last one. So the last heads of a launch
-// begin with the first keys. So do heads that share keys, which have the longest CTAs.
+// before it. But in this order the longest CTA of a head is the last one. So the last heads of a
+// launch begin with the first keys. So do heads that share keys, which have the longest CTAs.
 //
 // Reading the turn from the L2, and moving the sums there, takes longer than the consumer's work
 // that could overlap it. So an extra warp waits for each turn of a part, a step before the
@@ -40,8 +40,8 @@ FS_DEVICE void fence_acq_rel() {
 }
 
 // The barriers between the warp that keeps turns and the warpgroups that add to dq. Each warpgroup
-// has its own barrier for turns, because a warpgroup with every third turn must not see the turns
-// of others. Each part has a barrier for its sums.
+// has its own barrier for turns, because a warpgroup that has every third turn must not observe the
+// other warpgroups' turns. Each part has a barrier for its sums.
 //
 // With split roles, a part is one half of the columns of each warpgroup. The two halves are added
 // half a step apart. If both halves shared one turn, only the time from the second half of a step

@@ -175,7 +175,7 @@ class FlashBackwardKernelConfig(KernelConfig):
         return lcm(self.B_r, self.dq_rows), lcm(self.B_r, self.B_c)
 
     def fills_tiles(self, seq_q: int, seq_k: int, d: int) -> bool:
-        """Whether tiles divide these sizes, so that kernels without bounds checks can compute
-        them."""
+        """Whether these sizes are multiples of the tiles, so that kernels without bounds checks can
+        compute the problem."""
         rows, keys = self.divisors
         return seq_q % rows == 0 and seq_k % keys == 0 and d == self.d_head and seq_k > 0

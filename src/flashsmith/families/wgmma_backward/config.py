@@ -395,8 +395,8 @@ class WgmmaBackwardKernelConfig(WarpgroupBackwardConfig):
     def tile_bytes(self, elem_size: int = 2) -> int:
         """Bytes of a CTA's K and V, of the stages of Q and do, and of dS for sums of dq.
 
-        With split_roles also of P, with cta_pair of S and dP of the other CTA, with shared_dq of
-        half of its K and of its dS, and with bulk_sums of the dq that TMA adds.
+        This includes P with split_roles, the other CTA's S and dP with cta_pair, half of the other
+        CTA's K and of its dS with shared_dq, and the dq that TMA adds with bulk_sums.
         """
         of_qk = (self.B_c + self.q_stages * self.B_r) * tile_columns(self.columns)
         of_v = (self.B_c + self.do_stages * self.B_r) * tile_columns(self.v_columns)

@@ -291,8 +291,8 @@ class FlashsmithImpl(AttentionImpl[StepMetadata]):
         *,
         return_lse: bool = False,
     ) -> Any:
-        """Computes attention to the step's own keys: for an encoder, or for a decoder that merges
-        the result with attention to earlier keys. Returns the result of
+        """Computes attention to the step's own keys, for an encoder, or for a decoder, which merges
+        the result with the attention to earlier keys. Returns the result of
         ``flashsmith.attention``."""
         causal = self.attn_type not in ENCODERS and bool(step.causal)
         starts, longest = step.query_start_loc, step.max_query_len
