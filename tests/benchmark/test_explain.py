@@ -159,3 +159,19 @@ def test_a_cluster_is_counted_with_the_rows_that_it_serves(monkeypatch) -> None:
     alone = parse("(FP16, 64, 16, 128, 4): decode+stages_2+least_128+parts_1+canonical_1")
     assert counted(alone, "sm_90", monkeypatch).seq_q == 128
     assert counted(replace(alone, chunk_cluster=4), "sm_90", monkeypatch).seq_q == 8
+
+
+def test_the_map_of_a_cluster_has_its_columns_of_v() -> None:
+    alone = parse("(BF16, 128, 16, 128, 4): decode+stages_2+least_128+parts_1+canonical_1")
+    cfg = replace(alone, chunk_cluster=8)
+    regions = cfg.family.smem_map(cfg)
+    assert [a.end for a in regions[:-1]] == [b.begin for b in regions[1:]]
+    assert regions[-1].end == cfg.smem_bytes()
+    # As in ChunkClusterLayout: Q, eight tiles of 32 keys, and 16 columns of 1,024 keys, whose two
+    # groups of eight are 64 bytes apart from the next.
+    values = [one for one in regions if one.tile.startswith("V")]
+    assert [(one.begin, one.end - one.begin) for one in values] == [
+        (4096 + 8 * 8192, 2 * (16384 + 64)),
+        (4096 + 8 * 8192 + 32896, 2 * (16384 + 64)),
+    ]
+    assert {(one.rows, one.columns) for one in values} == {(1024, 16)}

@@ -20,7 +20,10 @@ CONFLICT_KINDS: dict[str, tuple[str, ...]] = {
 def smem_map(cfg: FlashDecodeKernelConfig) -> Sequence[SmemRegion]:
     """The layout of shared memory. The stages of each warp are contiguous; at the end, the warp's
     sums overwrite its stages. Warps with own rows or columns share the stages; with own_rows, Q is
-    copied to registers through the last one."""
+    copied to registers through the last one. If a cluster computes a chunk, a CTA has some columns
+    of all values of a round."""
+    if cfg.chunk_cluster:
+        return _regions_in_cluster(cfg)
     if cfg.shares_stages:
         shared = [
             (f"{tile} of stage {stage + 1}", 1, cfg.B_c)
@@ -37,6 +40,31 @@ def smem_map(cfg: FlashDecodeKernelConfig) -> Sequence[SmemRegion]:
         for tile in "KV"
     ]
     return _regions(cfg, [("Q", 1, cfg.B_r), *warps], "row statistics")
+
+
+def _regions_in_cluster(cfg: FlashDecodeKernelConfig) -> Sequence[SmemRegion]:
+    """The layout of a CTA of a cluster that computes a chunk."""
+    keys, columns = cfg.chunk_cluster * cfg.B_c, cfg.d_head // cfg.chunk_cluster
+    element = cfg.dtype.element_size
+    padding = 64 * cfg.column_warps
+    tiles = [
+        ("Q", cfg.B_r, cfg.d_head, 0),
+        *(
+            (f"K of warp {warp + 1}, stage {stage + 1}", cfg.keys_per_warp, cfg.d_head, 0)
+            for warp in range(cfg.n_warps)
+            for stage in range(cfg.stages)
+        ),
+        *(
+            (f"V of stage {i + 1}, the CTA's columns", keys, columns, padding)
+            for i in range(cfg.stages)
+        ),
+    ]
+    regions, begin = [], 0
+    for name, rows, width, more in tiles:
+        end = begin + rows * width * element + more
+        regions.append(SmemRegion(name, begin, end, rows, width))
+        begin = end
+    return (*regions, SmemRegion("scores, P and barriers", begin, cfg.smem_bytes(), 0, 0))
 
 
 def _regions(
