@@ -46,7 +46,7 @@ CONFIGS = pytest.mark.parametrize("cfg", [WIDE, NARROW], ids=["wide", "narrow"])
 
 
 THROUGH_Q = [replace(cfg, direct_O=False) for cfg in (WIDE, NARROW)]
-# A mask or packed sequences change no store: the plain run has each with one of the two.
+# The plain run has each mask, and packed sequences, with one of the two.
 QUICK = {PLAIN: [WIDE, NARROW], CAUSAL: [WIDE], WINDOW: [NARROW], PACKED: [NARROW]}
 for known, configs in QUICK.items():
     shared_kernels.want(configs, known)

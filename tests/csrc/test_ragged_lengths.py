@@ -22,7 +22,7 @@ CONFIGS = [
         "+rescale_8+stale_max",
     )
 ]
-# The plain run has the loop that most shipped kernels have.
+# Of the plain run: GEMMs under the softmax, and in turns.
 OVERLAP = CONFIGS[1]
 for uneven in (False, True):
     shared_kernels.want([OVERLAP], Semantics(uneven=uneven))

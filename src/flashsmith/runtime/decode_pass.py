@@ -232,10 +232,7 @@ def check_request(tensors: DecodeTensors, asked: DecodeOptions) -> Request:
     sinks = check_sinks(tensors.sinks, q, heads_q)
     if sinks is not None:
         views["sinks"] = sinks
-    for name in ("k_cache", "v_cache") if "k" in views else ():
-        _check_writable(views[name], views)
-    if tensors.out is not None:
-        views["o"] = check_output(tensors.out, q, list(views.values()), "out", d_v=d_v)
+    _add_outputs(views, tensors, d_v)
     if max(capacity, seq_q) > LONGEST:
         raise ArgumentError(f"k_cache: {capacity} keys; kernels count up to {LONGEST}")
     check_d(its_format, "k_cache", d)
@@ -263,6 +260,15 @@ def check_request(tensors: DecodeTensors, asked: DecodeOptions) -> Request:
     read = check_program_arguments(bound, q)
     options["program_numbers"] = read.numbers
     return Request(problem, views | read.views, options, read.sizes, wanted)
+
+
+def _add_outputs(views: dict[str, TensorView], tensors: DecodeTensors, d_v: int) -> None:
+    """Adds the output, if one is given, and checks that the caches may be written if rows are
+    appended."""
+    for name in ("k_cache", "v_cache") if "k" in views else ():
+        _check_writable(views[name], views)
+    if tensors.out is not None:
+        views["o"] = check_output(tensors.out, views["q"], list(views.values()), "out", d_v=d_v)
 
 
 def _rotary_options(asked: DecodeOptions, views: dict[str, TensorView]) -> dict[str, Any]:
