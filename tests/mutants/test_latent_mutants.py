@@ -49,7 +49,15 @@ LARGE = AskedLatent(
     "large_scores",
     options={"window": (400, 0), "lens_q": (3, 2), "lens_k": (500, 140)},
 )
+# CTAs that compute several parts. With one token the tiles of a cluster have the same keys; of the
+# two tokens of the second problem, the later one sees one block more.
+IN_TURN = config(f"{CONFIG}+cluster_2+run_2048")
+SHARED = AskedLatent("b2 s1:700 h128:1 d320:256 causal page64", options={"lens_k": (700, 265)})
+OWN_KEYS = AskedLatent("b1 s2:705 h64:1 d320:256 causal page64", options={"lens_k": (705,)})
 VICTIMS = {
+    "in turn": OperationVictim(
+        IN_TURN, Semantics("causal"), (SHARED, OWN_KEYS), sm_count=8, arch=90
+    ),
     "packed": OperationVictim(
         CONFIG, Semantics("window", packed=True, uneven=True), (PACKED, LARGE), arch=90
     ),
@@ -71,6 +79,7 @@ VICTIMS = {
 
 _TILE, _PRODUCER = "mla/tile.cuh", "wgmma_mla/producer.cuh"
 _CONSUMER, _KERNELS = "wgmma_mla/consumer.cuh", "wgmma_mla/kernels.cuh"
+_PARTS = "wgmma_mla/part_range.cuh"
 _MERGE, _APPEND = "mla/merge_kernel.cuh", "mla/append_kernel.cuh"
 MISTAKES = {
     "packed": (
@@ -162,11 +171,45 @@ MISTAKES = {
         SourcePatch("the merge has no sinks", _MERGE,
                     "args.sinks == nullptr ? nullptr : args.sinks + tile.head(row)", "nullptr"),
         SourcePatch("parts that a tile does not have", _KERNELS,
-                    "|| part >= tile.parts) return;", ") return;"),
+                    "|| parts.begin >= tile.parts) return;", ") return;"),
         SourcePatch("rows are appended at the first slot", _APPEND,
                     "slot = key % args.slots;", "slot = 0;"),
         SourcePatch("rows of the sequence before are appended", _APPEND,
                     "(q.first + query) * args.new_strides.row", "query * args.new_strides.row"),
+    ),
+    "in turn": (
+        SourcePatch("the other CTA still reads the section", _KERNELS,
+                    "kWarpsPerWarpgroup * (shares ? 2 : 1)", "kWarpsPerWarpgroup"),
+        SourcePatch("the other CTA's barriers are not there yet", _PARTS,
+                    "            cluster_barrier();\n            return;", "            ;"),
+        SourcePatch("the other CTA's barriers are gone", _KERNELS,
+                    "        cluster_barrier();  // the barriers must exist",
+                    "        // the barriers must exist"),
+        SourcePatch("both CTAs copy all panels for both", _PRODUCER, "else if (p % 2 == rank)",
+                    "else"),
+        SourcePatch("both CTAs copy the same panels", _PRODUCER,
+                    "shares ? static_cast<int>(cluster_rank()) : 0", "0"),
+        SourcePatch("panels of the CTA alone", _PRODUCER, "barriers.full(index), 0b11);",
+                    "barriers.full(index), 0b01);"),
+        SourcePatch("the own section is released twice", _CONSUMER, "cluster_rank() ^ 1",
+                    "cluster_rank()"),
+        SourcePatch("tiles with other blocks share keys", _PARTS,
+                    " &&\n           tile.blocks.end == other.blocks.end;", ";"),
+        SourcePatch("sums of the part before", _CONSUMER,
+                    "softmax = Softmax(args.scale_log2);", ";"),
+        SourcePatch("O of the part before", _CONSUMER, "zero(O);",
+                    "if (blocks_before == 0) zero(O);"),
+        SourcePatch("every part is the CTA's first", _CONSUMER,
+                    "blocks_before += blocks.end - blocks.begin;", ";"),
+        SourcePatch("keys of the CTA's first part", _CONSUMER,
+                    "mask(blocks.begin + i - blocks_before);", "mask(blocks.begin + i);"),
+        SourcePatch("copies of the first part alone", _PARTS,
+                    "blocks.end = tile.of_part(parts.end - 1).end;", ";"),
+        SourcePatch("a run is a part too short", _PARTS, "tile.parts * (run + 1) / runs};",
+                    "max(tile.parts * (run + 1) / runs - 1, 1)};"),
+        SourcePatch("as many runs as SMs alone ask for", _PARTS,
+                    "max((keys + kKeys - 1) / kKeys, tile.args.least_runs)",
+                    "tile.args.least_runs + 1"),
     ),
     "dense": (
         SourcePatch("the first sequence's keys", _PRODUCER,

@@ -154,12 +154,19 @@ class LatentRates(NamedTuple):
 
     resident: the number of CTAs that an SM holds. step_cycles: a function that takes the number of
     CTAs on an SM and returns the cycles that each of them needs for a block of keys. clock: the
-    clock in GHz.
+    clock in GHz. cluster_size: the number of CTAs that read the same keys once from the L2.
+    run_keys: keys of the parts that a CTA computes one after another; 0: one part.
     """
 
     resident: int
     step_cycles: Callable[[int], float]
     clock: float
+    cluster_size: int = 1
+    run_keys: int = 0
+
+    def runs(self, keys: int, parts: int, least: int) -> int:
+        """The number of CTAs that compute the parts of a tile; `least`: if it has as many parts."""
+        return min(parts, max(-(-keys // self.run_keys), least)) if self.run_keys else parts
 
 
 def parts_of(cfg: Any, keys: int) -> int:
@@ -175,9 +182,11 @@ def call_work(cfg: Any, problem: Problem, device: DeviceSpec, rates: LatentRates
     if problem.window is not None:
         keys = min(keys, problem.window[0] + problem.seq_q)
     rows = problem.seq_q * problem.heads_q
-    tiles = problem.batch * -(-rows // cfg.B_r)
+    per_cluster = rates.cluster_size
+    tiles = problem.batch * -(-rows // (cfg.B_r * per_cluster)) * per_cluster
     parts = parts_of(cfg, keys)
-    ctas = tiles * parts
+    runs = rates.runs(keys, parts, device.sm_count // max(tiles, 1))
+    ctas = tiles * runs
     if not ctas * keys:
         return CallWork(0.0, 0, rates.resident, cfg.B_r)
     per_sm = rates_of(device)
@@ -185,11 +194,11 @@ def call_work(cfg: Any, problem: Problem, device: DeviceSpec, rates: LatentRates
     row_bytes = problem.d * size
     # Tiles that share keys read the keys from the L2.
     dram = problem.batch * keys * row_bytes / (per_sm.dram * device.sm_count)
-    l2 = tiles * keys * row_bytes / (per_sm.l2 * device.sm_count)
+    l2 = tiles / per_cluster * keys * row_bytes / (per_sm.l2 * device.sm_count)
     at_once = min(rates.resident, -(-ctas // device.sm_count))
-    blocks = -(-keys // (cfg.B_c * parts))
+    blocks = -(-keys // (cfg.B_c * runs))
     rounds = max(ctas / (device.sm_count * at_once), 1.0)
-    computed = rounds * (blocks * rates.step_cycles(at_once) + _PART + _LATENCY)
+    computed = rounds * (blocks * rates.step_cycles(at_once) + _PART * parts / runs + _LATENCY)
     read = max(dram, l2) / per_sm.clock
     merged = 0.0
     if parts > 1:

@@ -171,9 +171,12 @@ inline MlaKernelArgs mla_arguments(const MlaProblem& p) {
     return args;
 }
 
-// Sets the arguments for tiles of `B_r` rows, and returns how many tiles there are.
-inline int64_t set_tiles(MlaKernelArgs& args, const MlaProblem& p, int B_r, const MlaSplit& split) {
-    const int64_t of_sequence = tiles_of(p.seq_q * p.heads_q, B_r);
+// Sets the arguments for tiles of `B_r` rows, and returns how many tiles there are. Each sequence
+// has a multiple of `cluster_size`; the last ones may be without rows.
+inline int64_t set_tiles(MlaKernelArgs& args, const MlaProblem& p, int B_r, const MlaSplit& split,
+                         int cluster_size = 1) {
+    const int64_t of_sequence =
+        int64_t{tiles_of(tiles_of(p.seq_q * p.heads_q, B_r), cluster_size)} * cluster_size;
     const int64_t tiles = p.batch * of_sequence;
     const int64_t parts = split.parts(p, std::max<int64_t>(tiles, 1));
     require(tiles * parts * B_r <= INT_MAX, "batch x rows x parts must stay within 2^31 - 1");

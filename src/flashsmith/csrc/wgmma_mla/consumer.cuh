@@ -31,8 +31,10 @@ struct MlaConsumer {
     const MlaTile<Kernel>& tile;
     const MlaKernelArgs& args;
     const uint32_t smem;
+    const bool shares;  // the keys, with the other CTA of the cluster
     const int warp, lane;
-    BlockRange blocks;
+    BlockRange blocks;  // of the part
+    int blocks_before;  // of the CTA's parts before it
     Softmax softmax;
     typename Kernel::S_t S;
     typename Kernel::P_t P;
@@ -40,23 +42,40 @@ struct MlaConsumer {
     bool rescales_O;
     float O_factors[2];  // by row
 
-    FS_DEVICE MlaConsumer(const MlaTile<Kernel>& tile, uint32_t smem)
+    FS_DEVICE MlaConsumer(const MlaTile<Kernel>& tile, uint32_t smem, bool shares)
         : tile(tile),
           args(tile.args),
           smem(smem),
+          shares(shares),
           warp(__shfl_sync(0xffffffffu, thread_index() / kWarpSize % kWarpsPerWarpgroup, 0)),
           lane(lane_index()),
           softmax(tile.args.scale_log2) {}
 
     // ---- the algorithm ----
 
-    FS_DEVICE void run(int part) {
-        blocks = tile.of_part(part);
+    FS_DEVICE void run(const PartRange& parts) {
         load_Q();
-        zero(O);
-        const int count = blocks.end - blocks.begin;
+        blocks_before = 0;
+        if constexpr (CFG.run_keys == 0) {
+            compute(parts.begin);
+        } else {
 #pragma unroll 1
-        for (int i = 0; i < count; i += 2) {
+            for (int part = parts.begin; part < parts.end; ++part) {
+                softmax = Softmax(args.scale_log2);
+                compute(part);
+                blocks_before += blocks.end - blocks.begin;
+            }
+        }
+    }
+
+    // A part before the last one has pairs of blocks only, so that blocks alternate between the
+    // warpgroups throughout.
+    FS_DEVICE void compute(int part) {
+        blocks = tile.of_part(part);
+        zero(O);
+        const int count = blocks_before + blocks.end - blocks.begin;
+#pragma unroll 1
+        for (int i = blocks_before; i < count; i += 2) {
             const bool is_pair = i + 1 < count;
             if constexpr (kHalf == 0)
                 own_block_first(i, is_pair);
@@ -111,7 +130,7 @@ struct MlaConsumer {
         wgmma_commit();
         wgmma_wait<0>(S);
         release(i, kTail);
-        mask(blocks.begin + i);
+        mask(blocks.begin + i - blocks_before);
     }
     template <int kSection>
     FS_DEVICE void add_section(int i) {
@@ -316,7 +335,10 @@ struct MlaConsumer {
     }
     FS_DEVICE void release(int i, int section) const {
         const int index = section_index(i % kMlaStages, section);
-        if (lane == 0) mbarrier_arrive(section_barriers<Kernel>(smem).empty(index));
+        const uint32_t barrier = section_barriers<Kernel>(smem).empty(index);
+        if (lane == 0) mbarrier_arrive(barrier);
+        if (shares && lane == 1)
+            mbarrier_arrive_remote(cluster_address(barrier, cluster_rank() ^ 1));
     }
 };
 
