@@ -141,9 +141,14 @@ struct MlaSplit {
         const int64_t keys = int64_t{tiles_of(p.capacity, B_c)} * B_c;
         const int64_t possible = std::clamp<int64_t>(keys / min_keys, 1, most_parts);
         if (!p.free_split) return possible;
+        return fastest(tiles, possible, p.capacity);
+    }
+
+    // The fastest of 1 to `most` parts.
+    int64_t fastest(int64_t tiles, int64_t most, int64_t keys) const {
         int64_t best = 1;
-        for (int64_t parts = 2; parts <= possible; ++parts)
-            if (time_of(tiles, parts, p.capacity) < time_of(tiles, best, p.capacity)) best = parts;
+        for (int64_t parts = 2; parts <= most; ++parts)
+            if (time_of(tiles, parts, keys) < time_of(tiles, best, keys)) best = parts;
         return best;
     }
 };
@@ -171,12 +176,9 @@ inline MlaKernelArgs mla_arguments(const MlaProblem& p) {
     return args;
 }
 
-// Sets the arguments for tiles of `B_r` rows, and returns how many tiles there are. Each sequence
-// has a multiple of `cluster_size`; the last ones may be without rows.
-inline int64_t set_tiles(MlaKernelArgs& args, const MlaProblem& p, int B_r, const MlaSplit& split,
-                         int cluster_size = 1) {
-    const int64_t of_sequence =
-        int64_t{tiles_of(tiles_of(p.seq_q * p.heads_q, B_r), cluster_size)} * cluster_size;
+// Sets the arguments for tiles of `B_r` rows, and returns how many tiles there are.
+inline int64_t set_tiles(MlaKernelArgs& args, const MlaProblem& p, int B_r, const MlaSplit& split) {
+    const int64_t of_sequence = tiles_of(p.seq_q * p.heads_q, B_r);
     const int64_t tiles = p.batch * of_sequence;
     const int64_t parts = split.parts(p, std::max<int64_t>(tiles, 1));
     require(tiles * parts * B_r <= INT_MAX, "batch x rows x parts must stay within 2^31 - 1");

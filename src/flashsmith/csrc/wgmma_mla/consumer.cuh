@@ -10,6 +10,7 @@
 
 #include "sm90_forward/output.cuh"
 #include "sm90_forward/row_softmax.cuh"
+#include "wgmma_mla/part_range.cuh"
 #include "wgmma_mla/producer.cuh"
 
 namespace flashsmith {
@@ -31,7 +32,6 @@ struct MlaConsumer {
     const MlaTile<Kernel>& tile;
     const MlaKernelArgs& args;
     const uint32_t smem;
-    const bool shares;  // the keys, with the other CTA of the cluster
     const int warp, lane;
     BlockRange blocks;  // of the part
     int blocks_before;  // of the CTA's parts before it
@@ -42,11 +42,10 @@ struct MlaConsumer {
     bool rescales_O;
     float O_factors[2];  // by row
 
-    FS_DEVICE MlaConsumer(const MlaTile<Kernel>& tile, uint32_t smem, bool shares)
+    FS_DEVICE MlaConsumer(const MlaTile<Kernel>& tile, uint32_t smem)
         : tile(tile),
           args(tile.args),
           smem(smem),
-          shares(shares),
           warp(__shfl_sync(0xffffffffu, thread_index() / kWarpSize % kWarpsPerWarpgroup, 0)),
           lane(lane_index()),
           softmax(tile.args.scale_log2) {}
@@ -251,11 +250,13 @@ struct MlaConsumer {
     }
 
     FS_DEVICE void store_part(int part) const {
-        const int64_t row = tile.first_part_row + part * kMlaRows + warp * kWarpRows + lane / 4;
+        const int in_tile = warp * kWarpRows + lane / 4;
+        const int64_t row = tile.first_part_row + part * kMlaRows + in_tile;
         float* o = args.parts + row * Kernel::d_v + kHalf * Kernel::half + lane % 4 * 2;
         float* const lse = args.parts + args.part_rows * Kernel::d_v + row;
 #pragma unroll
         for (int r = 0; r < 2; ++r) {
+            if (tile.first_row + in_tile + 8 * r >= tile.row_end) return;
             if (kHalf == 0 && lane % 4 == 0) lse[8 * r] = softmax.row_sum[0][r];
 #pragma unroll
             for (int n = 0; n < Kernel::half / 8; ++n)
@@ -335,10 +336,7 @@ struct MlaConsumer {
     }
     FS_DEVICE void release(int i, int section) const {
         const int index = section_index(i % kMlaStages, section);
-        const uint32_t barrier = section_barriers<Kernel>(smem).empty(index);
-        if (lane == 0) mbarrier_arrive(barrier);
-        if (shares && lane == 1)
-            mbarrier_arrive_remote(cluster_address(barrier, cluster_rank() ^ 1));
+        if (lane == 0) mbarrier_arrive(section_barriers<Kernel>(smem).empty(index));
     }
 };
 

@@ -18,35 +18,28 @@ __global__ void __launch_bounds__(kMlaThreads, 1)
     const uint32_t tiles = args.batch * args.tiles;
     const MlaTile<Kernel> tile(args, block_index() % tiles);
     const PartRange parts = parts_of_run(tile, static_cast<int>(block_index() / tiles));
-    const bool shares = Kernel::clusters && shares_keys(tile, block_index() % tiles);
     // Every CTA waits: the next launch waits only for this one, not for the launch that appends.
     wait_for_launch_before();
     allow_next_launch();
     if (!tile.exists() || parts.begin >= tile.parts) return;
     if (thread_index() == 0) {
-        section_barriers<Kernel>(smem).init(kMlaStages * kSections,
-                                            kWarpsPerWarpgroup * (shares ? 2 : 1));
+        section_barriers<Kernel>(smem).init(kMlaStages * kSections, kWarpsPerWarpgroup);
         mbarrier_init_fence();
     }
-    synchronize<Kernel>(shares);  // neither CTA may use barriers before they are initialised
+    __syncthreads();
 
     // The shuffle lets the compiler know that the value is the same in all lanes of a warp.
     const int warpgroup = __shfl_sync(0xffffffffu, thread_index() / kWarpgroupThreads, 0);
     if (warpgroup == kMlaConsumers) {
         set_registers<Kernel::registers_at_start, Kernel::CFG.producer_registers>();
         if (thread_index() / kWarpSize == kMlaConsumers * kWarpsPerWarpgroup)
-            MlaProducer<Kernel>(tile, smem, shares).run(blocks_of(tile, parts));
+            MlaProducer<Kernel>(tile, smem).run(blocks_of(tile, parts));
     } else {
         set_registers<Kernel::registers_at_start, Kernel::CFG.consumer_registers>();
         if (warpgroup == 0)
-            MlaConsumer<Kernel, 0>(tile, smem, shares).run(parts);
+            MlaConsumer<Kernel, 0>(tile, smem).run(parts);
         else
-            MlaConsumer<Kernel, 1>(tile, smem, shares).run(parts);
-    }
-    if constexpr (Kernel::clusters) {
-        if (!shares) return;
-        __syncwarp();
-        cluster_barrier();  // the barriers must exist until the other CTA's last arrivals
+            MlaConsumer<Kernel, 1>(tile, smem).run(parts);
     }
 }
 

@@ -1,5 +1,4 @@
-// The parts that a CTA computes one after another, and whether the two CTAs of a cluster have the
-// same keys.
+// The parts that a CTA computes one after another.
 #pragma once
 
 #include "mla/tile.cuh"
@@ -12,8 +11,7 @@ struct PartRange {
 };
 
 // The parts of a tile's run of this number; a run that the tile does not have begins after its last
-// part. Every part is computed and stored for itself, so the
-// bits are the same whatever CTA computes it.
+// part. Every part is computed and stored for itself, so its bits do not depend on the run.
 template <class Kernel>
 FS_DEVICE PartRange parts_of_run(const MlaTile<Kernel>& tile, int run) {
     constexpr int kKeys = Kernel::CFG.run_keys;
@@ -30,26 +28,6 @@ FS_DEVICE BlockRange blocks_of(const MlaTile<Kernel>& tile, const PartRange& par
     BlockRange blocks = tile.of_part(parts.begin);
     if constexpr (Kernel::CFG.run_keys > 0) blocks.end = tile.of_part(parts.end - 1).end;
     return blocks;
-}
-
-// Whether the neighbouring tile of the cluster has the same sequence and blocks, and so the same
-// parts.
-template <class Kernel>
-FS_DEVICE bool shares_keys(const MlaTile<Kernel>& tile, uint32_t index) {
-    const MlaTile<Kernel> other(tile.args, index ^ 1);
-    return tile.exists() && other.exists() && tile.blocks.begin == other.blocks.begin &&
-           tile.blocks.end == other.blocks.end;
-}
-
-// Waits for all threads of the CTA, and if it shares keys also for those of the other CTA.
-template <class Kernel>
-FS_DEVICE void synchronize(bool shares) {
-    if constexpr (Kernel::clusters)
-        if (shares) {
-            cluster_barrier();
-            return;
-        }
-    __syncthreads();
 }
 
 }  // namespace flashsmith

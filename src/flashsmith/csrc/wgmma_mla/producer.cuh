@@ -1,12 +1,11 @@
 // The producer: a warp that copies blocks of keys from the cache to shared memory, section by
-// section. Each lane copies the keys of one box, which lie in one block of the cache. Two CTAs with
-// the same keys copy every second panel each, for both.
+// section. Each lane copies the keys of one box, which lie in one block of the cache.
 #pragma once
 
 #include "mla/tile.cuh"
 #include "sm90/pipeline.cuh"
 #include "sm90/tma.cuh"
-#include "wgmma_mla/part_range.cuh"
+#include "wgmma_mla/static_kernel_configuration.cuh"
 
 namespace flashsmith {
 
@@ -28,14 +27,12 @@ struct MlaProducer {
     const MlaTile<Kernel>& tile;
     const MlaKernelArgs& args;
     const uint32_t smem;
-    const bool shares;    // the keys, with the other CTA of the cluster
     const int lane, box;  // box: the lane's first key in a block
 
-    FS_DEVICE MlaProducer(const MlaTile<Kernel>& tile, uint32_t smem, bool shares)
+    FS_DEVICE MlaProducer(const MlaTile<Kernel>& tile, uint32_t smem)
         : tile(tile),
           args(tile.args),
           smem(smem),
-          shares(shares),
           lane(lane_index()),
           box(lane * tile.args.box_keys) {}
 
@@ -84,16 +81,11 @@ struct MlaProducer {
         if (lane == 0) mbarrier_arrive_expect(barriers.full(index), kPanels * Kernel::panel_bytes);
         __syncwarp();
         if (box >= kMlaKeys) return;
-        const int rank = shares ? static_cast<int>(cluster_rank()) : 0;
 #pragma unroll
         for (int p = Kernel::first_panel(kSection); p < Kernel::first_panel(kSection) + kPanels;
              ++p) {
             from.column = p * Kernel::Panel::kColumns;
-            const uint32_t panel = to + p * Kernel::panel_bytes;
-            if (!shares)
-                tma_load(panel, &args.cache, from, barriers.full(index));
-            else if (p % 2 == rank)
-                tma_load_multicast(panel, &args.cache, from, barriers.full(index), 0b11);
+            tma_load(to + p * Kernel::panel_bytes, &args.cache, from, barriers.full(index));
         }
     }
 };

@@ -24,7 +24,6 @@ struct StaticMlaConfig {
     using value_t = std::conditional_t<CFG.dtype == DType::FP16, __half, __nv_bfloat16>;
     using element_t = value_t;  // of the cache
     static constexpr bool has_scale = false;
-    static constexpr bool clusters = CFG.cluster_size > 1;
     using Args = MlaKernelArgs;
 
     static constexpr int B_r = kMlaRows, B_c = kMlaKeys;
@@ -76,8 +75,6 @@ struct StaticMlaConfig {
         static_assert(CFG.producer_registers + kMlaConsumers * CFG.consumer_registers <=
                           (kMlaConsumers + 1) * registers_at_start,
                       "registers: setmaxnreg deadlocks if they exceed the available ones");
-        static_assert(CFG.cluster_size == 1 || CFG.cluster_size == 2,
-                      "cluster_size: a CTA has one partner, or none");
         static_assert(CFG.run_keys == 0 || CFG.run_keys >= CFG.min_keys,
                       "run_keys: a CTA computes whole parts");
         static_assert(CFG.most_parts >= 1 && CFG.min_keys >= kMlaStages * kMlaKeys,

@@ -76,18 +76,6 @@ class WgmmaMlaKernelConfig(LatentConfig):
         "StaticMlaConfig",
         lambda cfg: f"each of two warpgroups sums {cfg.d_v // 2} columns of o",
     )
-    cluster_size: int = knob(
-        "CTAs that copy the same keys for each other",
-        values=(1, 2),
-        word="cluster",
-        default=1,
-        effect=lambda cfg: (
-            "every CTA copies its own keys"
-            if cfg.cluster_size == 1
-            else "two CTAs with rows of one sequence each copy half of the columns for both"
-        ),
-        where="MlaProducer::load_section",
-    )
     run_keys: int = knob(
         "keys of the parts that a CTA computes one after another; 0: one part",
         values=(0, 2048, 4096, 8192),

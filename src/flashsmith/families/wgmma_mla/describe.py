@@ -27,16 +27,14 @@ def smem_map(cfg: Any) -> tuple[SmemRegion, ...]:
 def intensity(cfg: Any) -> Intensity:
     """FLOP per byte in the loop over blocks of keys, without the work outside the loop.
 
-    A block is read from global memory once for all CTAs of a cluster. From shared memory, the QK
-    GEMM reads Q and the block once, each warpgroup reads its half of V, and one of them reads P.
+    A block is read from global memory once. From shared memory, the QK GEMM reads Q and the block
+    once, each warpgroup reads its half of V, and one of them reads P.
     """
     columns = cfg.d_head + cfg.d_v
     flop = 2 * cfg.B_r * cfg.B_c * columns
     size = cfg.dtype.element_size
     shared = ((cfg.B_r + cfg.B_c) * cfg.d_head + cfg.B_c * cfg.d_v + cfg.B_r * cfg.B_c) * size
-    return Intensity(
-        shared=flop / shared, global_memory=cfg.cluster_size * flop / (cfg.B_c * cfg.d_head * size)
-    )
+    return Intensity(shared=flop / shared, global_memory=flop / (cfg.B_c * cfg.d_head * size))
 
 
 def order(cfg: Any, arch: int) -> Order:
