@@ -49,7 +49,11 @@ LARGE = AskedLatent(
     "large_scores",
     options={"window": (400, 0), "lens_q": (3, 2), "lens_k": (500, 140)},
 )
+# CTAs that compute several parts: two of a tile's four.
+IN_TURN = config(f"{CONFIG}+run_2048")
+SHORT = AskedLatent("b2 s1:700 h128:1 d320:256 causal page64", options={"lens_k": (700, 265)})
 VICTIMS = {
+    "in turn": OperationVictim(IN_TURN, Semantics("causal"), (SHORT,), sm_count=8, arch=90),
     "packed": OperationVictim(
         CONFIG, Semantics("window", packed=True, uneven=True), (PACKED, LARGE), arch=90
     ),
@@ -71,6 +75,7 @@ VICTIMS = {
 
 _TILE, _PRODUCER = "mla/tile.cuh", "wgmma_mla/producer.cuh"
 _CONSUMER, _KERNELS = "wgmma_mla/consumer.cuh", "wgmma_mla/kernels.cuh"
+_PARTS = "wgmma_mla/part_range.cuh"
 _MERGE, _APPEND = "mla/merge_kernel.cuh", "mla/append_kernel.cuh"
 MISTAKES = {
     "packed": (
@@ -157,16 +162,33 @@ MISTAKES = {
                     "return tile.head(first_row + 8 * r);", "return tile.head(8 * r);"),
         SourcePatch("LSE of the parts in one row", _CONSUMER,
                     "lse[8 * r] = softmax.row_sum[0][r];", "lse[0] = softmax.row_sum[0][r];"),
+        SourcePatch("parts without a tile's last row", _CONSUMER,
+                    "in_tile + 8 * r >= tile.row_end", "in_tile + 8 * r + 1 >= tile.row_end"),
         SourcePatch("the merge drops the last part", _MERGE, "part < tile.parts; ++part",
                     "part < tile.parts - 1; ++part"),
         SourcePatch("the merge has no sinks", _MERGE,
                     "args.sinks == nullptr ? nullptr : args.sinks + tile.head(row)", "nullptr"),
         SourcePatch("parts that a tile does not have", _KERNELS,
-                    "|| part >= tile.parts) return;", ") return;"),
+                    "|| parts.begin >= tile.parts) return;", ") return;"),
         SourcePatch("rows are appended at the first slot", _APPEND,
                     "slot = key % args.slots;", "slot = 0;"),
         SourcePatch("rows of the sequence before are appended", _APPEND,
                     "(q.first + query) * args.new_strides.row", "query * args.new_strides.row"),
+    ),
+    "in turn": (
+        SourcePatch("sums of the part before", _CONSUMER,
+                    "softmax = Softmax(args.scale_log2);", ";"),
+        SourcePatch("every part is the CTA's first", _CONSUMER,
+                    "blocks_before += blocks.end - blocks.begin;", ";"),
+        SourcePatch("keys of the CTA's first part", _CONSUMER,
+                    "mask(blocks.begin + i - blocks_before);", "mask(blocks.begin + i);"),
+        SourcePatch("copies of the first part alone", _PARTS,
+                    "blocks.end = tile.of_part(parts.end - 1).end;", ";"),
+        SourcePatch("a run is a part too short", _PARTS, "tile.parts * (run + 1) / runs};",
+                    "max(tile.parts * (run + 1) / runs - 1, 1)};"),
+        SourcePatch("as many runs as SMs alone ask for", _PARTS,
+                    "max((keys + kKeys - 1) / kKeys, tile.args.least_runs)",
+                    "tile.args.least_runs + 1"),
     ),
     "dense": (
         SourcePatch("the first sequence's keys", _PRODUCER,
@@ -178,4 +200,9 @@ MISTAKES = {
                     "head(row) * 8;"),
     ),
 }  # fmt: skip
-SUITE = MutantSuite(VICTIMS, mistakes=MISTAKES, harmless_plans={"append first": "It is first."})
+SUITE = MutantSuite(
+    VICTIMS,
+    mistakes=MISTAKES,
+    harmless_plans={"append first": "It is first."},
+    harmless_plans_of={"in turn": {"main first": "It is first, as nothing is appended."}},
+)

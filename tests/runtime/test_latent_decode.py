@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -20,6 +21,7 @@ from flashsmith.families import (
     MmaSyncMlaKernelConfig,
     Problem,
     WgmmaMlaKernelConfig,
+    device_spec,
 )
 from flashsmith.families.head_dims import HeadPair
 from flashsmith.runtime import run_operation
@@ -86,6 +88,20 @@ def test_inputs_of_measurements_are_judged() -> None:
     assert case.verdict(outputs, SMALL).ok
     outputs["o"] = np.roll(outputs["o"], 1, axis=-1)
     assert not case.verdict(outputs, SMALL).ok
+
+
+def test_parts_in_turn_change_no_bit() -> None:
+    """With few SMs a CTA computes all parts of a tile, and with one per part it computes one."""
+    problem = Problem.parse("b2 s2:600 h128:1 d320:256 fp16 latent_decode causal page64")
+    plain = WgmmaMlaKernelConfig(DType.FP16, 320, 128, 4, rescale_threshold=8, d_v=256)
+    in_turn = plain.with_knobs(run_keys=2048)
+    inputs = LatentDecodeReference().draw(problem, "random", 0)
+    found = []
+    for cfg, sms in ((plain, 8), (in_turn, 8), (in_turn, 132)):
+        device = replace(device_spec("H200"), sm_count=sms)
+        outputs = dict(run_operation(cfg, problem, inputs, wanted=["lse"], arch=device).outputs)
+        found.append({name: outputs[name].tobytes() for name in ("o", "lse")})
+    assert found[0] == found[1] == found[2]
 
 
 def drawn(batch: int, tokens: int, heads: int, capacity: int) -> tuple[Any, Any]:

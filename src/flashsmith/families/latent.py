@@ -148,6 +148,8 @@ TRANSLATION_SECONDS = 0.5
 # for these families.
 _LATENCY, _LAUNCH, _PART = 1600.0, 2400.0, 2500.0
 _FLOAT_BYTES = 4
+# The fixed cost of a CTA, as the number of keys that take the same time (wgmma_mla/plan.cc).
+_KEYS_PER_CTA = 192
 
 
 class LatentRates(NamedTuple):
@@ -157,11 +159,24 @@ class LatentRates(NamedTuple):
     step_cycles: a function that takes the number of CTAs on an SM and returns the cycles that each
         of them needs for a block of keys.
     clock: the clock in GHz.
+    run_keys: the keys of the parts that a CTA computes one after another; 0 means one part.
     """
 
     resident: int
     step_cycles: Callable[[int], float]
     clock: float
+    run_keys: int = 0
+
+    def runs(self, keys: int, parts: int, tiles: int, at_once: int) -> int:
+        """The number of CTAs that compute the parts of a tile if `at_once` CTAs run at once, as
+        the kernels' host code counts them."""
+        if not self.run_keys:
+            return parts
+
+        def time_of(runs: int) -> int:
+            return -(-tiles * runs // at_once) * (-(-keys // runs) + _KEYS_PER_CTA)
+
+        return min(parts, max(-(-keys // self.run_keys), min(range(1, parts + 1), key=time_of)))
 
 
 def parts_of(cfg: Any, keys: int) -> int:
@@ -179,7 +194,8 @@ def call_work(cfg: Any, problem: Problem, device: DeviceSpec, rates: LatentRates
     rows = problem.seq_q * problem.heads_q
     tiles = problem.batch * -(-rows // cfg.B_r)
     parts = parts_of(cfg, keys)
-    ctas = tiles * parts
+    runs = rates.runs(keys, parts, tiles, device.sm_count)
+    ctas = tiles * runs
     if not ctas * keys:
         return CallWork(0.0, 0, rates.resident, cfg.B_r)
     per_sm = rates_of(device)
@@ -189,9 +205,9 @@ def call_work(cfg: Any, problem: Problem, device: DeviceSpec, rates: LatentRates
     dram = problem.batch * keys * row_bytes / (per_sm.dram * device.sm_count)
     l2 = tiles * keys * row_bytes / (per_sm.l2 * device.sm_count)
     at_once = min(rates.resident, -(-ctas // device.sm_count))
-    blocks = -(-keys // (cfg.B_c * parts))
+    blocks = -(-keys // (cfg.B_c * runs))
     rounds = max(ctas / (device.sm_count * at_once), 1.0)
-    computed = rounds * (blocks * rates.step_cycles(at_once) + _PART + _LATENCY)
+    computed = rounds * (blocks * rates.step_cycles(at_once) + _PART * parts / runs + _LATENCY)
     read = max(dram, l2) / per_sm.clock
     merged = 0.0
     if parts > 1:

@@ -42,6 +42,9 @@ struct MlaKernelArgs {
     int32_t most_parts;     // most parts of a tile; 1: tiles are not split
     int32_t window_left, window_right;
     float scale_log2;  // scale * log2(e)
+    // For kernels whose CTAs compute several parts: how many CTAs a tile has at least, if it has as
+    // many parts.
+    int32_t least_runs;
 };
 
 // The arguments of kernels whose cache has a scale. It multiplies a row as a key and as a value.

@@ -141,9 +141,14 @@ struct MlaSplit {
         const int64_t keys = int64_t{tiles_of(p.capacity, B_c)} * B_c;
         const int64_t possible = std::clamp<int64_t>(keys / min_keys, 1, most_parts);
         if (!p.free_split) return possible;
+        return fastest(tiles, possible, p.capacity);
+    }
+
+    // The fastest of 1 to `most` parts.
+    int64_t fastest(int64_t tiles, int64_t most, int64_t keys) const {
         int64_t best = 1;
-        for (int64_t parts = 2; parts <= possible; ++parts)
-            if (time_of(tiles, parts, p.capacity) < time_of(tiles, best, p.capacity)) best = parts;
+        for (int64_t parts = 2; parts <= most; ++parts)
+            if (time_of(tiles, parts, keys) < time_of(tiles, best, keys)) best = parts;
         return best;
     }
 };

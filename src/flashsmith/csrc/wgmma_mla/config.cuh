@@ -25,7 +25,8 @@ struct WgmmaMlaKernelConfig {
     int producer_registers;
     int consumer_registers;
     int rescale_threshold;
-    int d_v;  // columns of v and o: the first ones of a row of the cache
+    int d_v;       // columns of v and o: the first ones of a row of the cache
+    int run_keys;  // of the parts that a CTA computes one after another; 0: one part
 
     constexpr auto operator<=>(const WgmmaMlaKernelConfig&) const = default;
 

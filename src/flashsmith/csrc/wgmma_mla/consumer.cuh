@@ -10,6 +10,7 @@
 
 #include "sm90_forward/output.cuh"
 #include "sm90_forward/row_softmax.cuh"
+#include "wgmma_mla/part_range.cuh"
 #include "wgmma_mla/producer.cuh"
 
 namespace flashsmith {
@@ -32,7 +33,8 @@ struct MlaConsumer {
     const MlaKernelArgs& args;
     const uint32_t smem;
     const int warp, lane;
-    BlockRange blocks;
+    BlockRange blocks;  // of the part
+    int blocks_before;  // of the CTA's parts before it
     Softmax softmax;
     typename Kernel::S_t S;
     typename Kernel::P_t P;
@@ -50,13 +52,29 @@ struct MlaConsumer {
 
     // ---- the algorithm ----
 
-    FS_DEVICE void run(int part) {
-        blocks = tile.of_part(part);
+    FS_DEVICE void run(const PartRange& parts) {
         load_Q();
-        zero(O);
-        const int count = blocks.end - blocks.begin;
+        blocks_before = 0;
+        if constexpr (CFG.run_keys == 0) {
+            compute(parts.begin);
+        } else {
 #pragma unroll 1
-        for (int i = 0; i < count; i += 2) {
+            for (int part = parts.begin; part < parts.end; ++part) {
+                softmax = Softmax(args.scale_log2);
+                compute(part);
+                blocks_before += blocks.end - blocks.begin;
+            }
+        }
+    }
+
+    // A part before the last one has pairs of blocks only, so that blocks alternate between the
+    // warpgroups throughout.
+    FS_DEVICE void compute(int part) {
+        blocks = tile.of_part(part);
+        zero(O);
+        const int count = blocks_before + blocks.end - blocks.begin;
+#pragma unroll 1
+        for (int i = blocks_before; i < count; i += 2) {
             const bool is_pair = i + 1 < count;
             if constexpr (kHalf == 0)
                 own_block_first(i, is_pair);
@@ -111,7 +129,7 @@ struct MlaConsumer {
         wgmma_commit();
         wgmma_wait<0>(S);
         release(i, kTail);
-        mask(blocks.begin + i);
+        mask(blocks.begin + i - blocks_before);
     }
     template <int kSection>
     FS_DEVICE void add_section(int i) {
@@ -232,11 +250,13 @@ struct MlaConsumer {
     }
 
     FS_DEVICE void store_part(int part) const {
-        const int64_t row = tile.first_part_row + part * kMlaRows + warp * kWarpRows + lane / 4;
+        const int in_tile = warp * kWarpRows + lane / 4;
+        const int64_t row = tile.first_part_row + part * kMlaRows + in_tile;
         float* o = args.parts + row * Kernel::d_v + kHalf * Kernel::half + lane % 4 * 2;
         float* const lse = args.parts + args.part_rows * Kernel::d_v + row;
 #pragma unroll
         for (int r = 0; r < 2; ++r) {
+            if (tile.first_row + in_tile + 8 * r >= tile.row_end) return;
             if (kHalf == 0 && lane % 4 == 0) lse[8 * r] = softmax.row_sum[0][r];
 #pragma unroll
             for (int n = 0; n < Kernel::half / 8; ++n)

@@ -17,11 +17,11 @@ __global__ void __launch_bounds__(kMlaThreads, 1)
     // CTAs of the same sequence and part are neighbours: they read the same keys.
     const uint32_t tiles = args.batch * args.tiles;
     const MlaTile<Kernel> tile(args, block_index() % tiles);
-    const int part = static_cast<int>(block_index() / tiles);
+    const PartRange parts = parts_of_run(tile, static_cast<int>(block_index() / tiles));
     // Every CTA waits: the next launch waits only for this one, not for the launch that appends.
     wait_for_launch_before();
     allow_next_launch();
-    if (!tile.exists() || part >= tile.parts) return;
+    if (!tile.exists() || parts.begin >= tile.parts) return;
     if (thread_index() == 0) {
         section_barriers<Kernel>(smem).init(kMlaStages * kSections, kWarpsPerWarpgroup);
         mbarrier_init_fence();
@@ -33,13 +33,13 @@ __global__ void __launch_bounds__(kMlaThreads, 1)
     if (warpgroup == kMlaConsumers) {
         set_registers<Kernel::registers_at_start, Kernel::CFG.producer_registers>();
         if (thread_index() / kWarpSize == kMlaConsumers * kWarpsPerWarpgroup)
-            MlaProducer<Kernel>(tile, smem).run(tile.of_part(part));
+            MlaProducer<Kernel>(tile, smem).run(blocks_of(tile, parts));
     } else {
         set_registers<Kernel::registers_at_start, Kernel::CFG.consumer_registers>();
         if (warpgroup == 0)
-            MlaConsumer<Kernel, 0>(tile, smem).run(part);
+            MlaConsumer<Kernel, 0>(tile, smem).run(parts);
         else
-            MlaConsumer<Kernel, 1>(tile, smem).run(part);
+            MlaConsumer<Kernel, 1>(tile, smem).run(parts);
     }
 }
 

@@ -19,6 +19,18 @@ constexpr int64_t kFewestBoxKeys = 8;
 // The fixed cost of a CTA (start, end, and merging its rows), as the number of keys that take the
 // same time.
 constexpr int64_t kKeysPerCta = 192;
+// For how many keys the number of CTAs of a tile is the fastest one. The host does not know the
+// lengths, and a cache has room for more keys than most sequences have.
+constexpr int64_t kTypicalKeys = 8192;
+
+// How many CTAs a tile has if its rows see all keys. Fewer keys need fewer.
+int64_t runs_at_most(const WgmmaMlaKernelConfig& config, const MlaKernelArgs& args) {
+    if (config.run_keys == 0) return args.most_parts;
+    const int64_t keys = int64_t{tiles_of(args.capacity, kMlaKeys)} * kMlaKeys;
+    const int64_t runs =
+        std::max<int64_t>((keys + config.run_keys - 1) / config.run_keys, args.least_runs);
+    return std::min<int64_t>(runs, args.most_parts);
+}
 
 // The cache as rows of one long sequence, for TMA.
 struct CacheRows {
@@ -73,11 +85,13 @@ Plan plan_mla(const WgmmaMlaKernelConfig& config, NumberReader& numbers, Tensors
     args.map_rows = static_cast<int32_t>(rows.of_block);
     args.box_keys =
         static_cast<int32_t>(p.is_paged ? std::gcd(p.slots, kMlaKeys) : int64_t{kMlaKeys});
-    const int64_t tiles =
-        set_tiles(args, p, kMlaRows,
-                  {kMlaKeys, config.min_keys, config.most_parts, device.sm_count, kKeysPerCta});
+    const MlaSplit split{kMlaKeys, config.min_keys, config.most_parts, device.sm_count,
+                         kKeysPerCta};
+    const int64_t tiles = set_tiles(args, p, kMlaRows, split);
+    args.least_runs = static_cast<int32_t>(
+        split.fastest(tiles, args.most_parts, std::min(p.capacity, kTypicalKeys)));
 
-    Launch main = mla_launch(kMlaMain, tiles * args.most_parts, kMlaThreads, args);
+    Launch main = mla_launch(kMlaMain, tiles * runs_at_most(config, args), kMlaThreads, args);
     main.smem_bytes = static_cast<int>(config.smem_bytes());
     main.tensor_maps.push_back(cache_map(config, p, rows, args.box_keys));
     return mla_plan(std::move(main), args, tiles, kMlaRows, config.d_v, tensors, semantics.packed,

@@ -75,6 +75,8 @@ struct StaticMlaConfig {
         static_assert(CFG.producer_registers + kMlaConsumers * CFG.consumer_registers <=
                           (kMlaConsumers + 1) * registers_at_start,
                       "registers: setmaxnreg deadlocks if they exceed the available ones");
+        static_assert(CFG.run_keys == 0 || CFG.run_keys >= CFG.min_keys,
+                      "run_keys: a CTA computes whole parts");
         static_assert(CFG.most_parts >= 1 && CFG.min_keys >= kMlaStages * kMlaKeys,
                       "min_keys: a part has a block for each warpgroup");
         return true;

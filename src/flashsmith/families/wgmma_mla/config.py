@@ -76,6 +76,20 @@ class WgmmaMlaKernelConfig(LatentConfig):
         "StaticMlaConfig",
         lambda cfg: f"each of two warpgroups sums {cfg.d_v // 2} columns of o",
     )
+    run_keys: int = knob(
+        "keys of the parts that a CTA computes one after another; 0: one part",
+        values=(0, 2048, 4096, 8192),
+        word="run",
+        default=0,
+        lowest=0,
+        effect=lambda cfg: (
+            f"a CTA computes parts of up to {cfg.run_keys} keys one after another, unless SMs "
+            "would have none"
+            if cfg.run_keys
+            else "a CTA computes one part"
+        ),
+        where="parts_of_run",
+    )
 
     @property
     def B_r(self) -> int:

@@ -19,4 +19,5 @@ def work(cfg: Any, problem: Problem, device: DeviceSpec) -> CallWork:
     if not rates.wgmma:
         return CallWork(float("inf"), 0, 0, cfg.B_r)
     step = 2 * cfg.B_r * cfg.B_c * (cfg.d_head + cfg.d_v) / (rates.wgmma * _SHARE_OF_WGMMA)
-    return call_work(cfg, problem, device, LatentRates(1, lambda ctas: step, rates.wgmma_clock))
+    latent = LatentRates(1, lambda ctas: step, rates.wgmma_clock, cfg.run_keys)
+    return call_work(cfg, problem, device, latent)

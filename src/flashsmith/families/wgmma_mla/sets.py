@@ -19,16 +19,19 @@ def candidates(dtype: DType, widths: HeadDims, device: DeviceSpec) -> list[Wgmma
     single width."""
     if not isinstance(widths, HeadPair) or widths not in PAIRS:
         return []
-    # Shorter parts let a few sequences use more SMs. With many sequences, the parts' rows of o,
-    # written and read again in fp32, would cost a quarter of the time.
-    lazy = WgmmaMlaKernelConfig(dtype, widths.d_head, 1024, 16, rescale_threshold=8, d_v=widths.d_v)
+    # Shorter parts let a few sequences use more SMs. With many sequences, a CTA computes several,
+    # and the parts' rows of o, written and read again in fp32, cost a quarter of the time.
+    lazy = WgmmaMlaKernelConfig(
+        dtype, widths.d_head, 1024, 16, rescale_threshold=8, d_v=widths.d_v, run_keys=4096
+    )
     return [lazy] if is_legal(lazy, device) else []
 
 
 def proof_configs(dtype: DType, widths: HeadDims, device: DeviceSpec) -> list[WgmmaMlaKernelConfig]:
-    """The candidates, and a variant of each that rescales at once and splits short sequences."""
+    """The candidates, and a variant of each that rescales at once, splits short
+    sequences and computes one part in a CTA."""
     found = candidates(dtype, widths, device)
-    changes = {"min_keys": 128, "most_parts": 4, "rescale_threshold": 0}
+    changes = {"min_keys": 128, "most_parts": 4, "rescale_threshold": 0, "run_keys": 0}
     return [*found, *(cfg.with_knobs(**changes) for cfg in found)]
 
 
