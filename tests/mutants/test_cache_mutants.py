@@ -123,8 +123,8 @@ MISTAKES = {
     ),
     "e5m2": (
         SourcePatch("codes are lower bytes", _FRAGMENTS,
-                    "halves = __byte_perm(two_codes, 0, 0x1404);",
-                    "halves = __byte_perm(two_codes, 0, 0x4140);"),
+                    "return __byte_perm(two_codes, 0, 0x1404);",
+                    "return __byte_perm(two_codes, 0, 0x4140);"),
         SourcePatch("another largest number", _ROW, "448.0f : 57344.0f", "448.0f : 448.0f"),
     ),
     "own rows": (
