@@ -46,6 +46,13 @@ VICTIMS = {
         ),
         arch=80,
     ),
+    # Warps whose states are not merged through shared memory.
+    "own rows": OperationVictim(
+        config("(BF16, 64, 32, 32, 2): decode+stages_3+least_64+parts_2+own_rows+cache_e4m3"),
+        Semantics("causal"),
+        (AskedDecode("b1 s5:150 h12:2 d64 causal cache_e4m3"),),
+        arch=90,
+    ),
 }
 _WIDEN = "cursor.at(16 * pair + i / 2 * 8, step) + i % 2 * 8;"
 MISTAKES = {
@@ -54,18 +61,27 @@ MISTAKES = {
                     "__fmul_rn(__fmul_rn(RowEnd::scaled(sum), v_scale), v_scale)"),
         SourcePatch("no scale of values", _SCALES, "__fmul_rn(RowEnd::scaled(sum), v_scale)",
                     "RowEnd::scaled(sum)"),
-        SourcePatch("elements of a key's first half twice", _FRAGMENTS, _WIDEN,
-                    "cursor.at(16 * pair + i / 2 * 8, step);"),
-        SourcePatch("keys of a pair's first tile twice", _FRAGMENTS, _WIDEN,
-                    "cursor.at(16 * pair, step) + i % 2 * 8;"),
-        SourcePatch("a lane's pair is its neighbour's", _FRAGMENTS, "first_chunk, lane % 4 * 2)",
-                    "first_chunk, (lane ^ 1) % 4 * 2)"),
-        SourcePatch("the wrong half of the pair", _FRAGMENTS, "0x3120", "0x2031"),
-        SourcePatch("columns as they come", _RUN,
-                    "if constexpr (Kernel::has_codes) restore_columns(o, lane);", ""),
-        SourcePatch("bits of columns in the other order", _FRAGMENTS,
-                    "for (int bit = 1; bit <= 2; bit *= 2)",
-                    "for (int bit = 2; bit > 0; bit /= 2)"),
+        SourcePatch("queries in the order of 16 bits", _FRAGMENTS,
+                    "kReadsQuads<kFormat>, QuadRowsA<Layout, kMTiles>,",
+                    "kReadsQuads<kFormat>, RowsA<Layout, kMTiles>,"),
+        SourcePatch("the columns of a query's first pair twice", _FRAGMENTS,
+                    "2 * step) + i / 2 * 4", "2 * step)"),
+        SourcePatch("the same row of queries twice", _FRAGMENTS, "i % 2 * 8, 2 * step)",
+                    "0, 2 * step)"),
+        SourcePatch("a key's first two elements twice", _FRAGMENTS,
+                    "widen_two<value_t, kFormat>(codes.high);",
+                    "widen_two<value_t, kFormat>(codes.low);"),
+        SourcePatch("keys of a pair's first tile twice", _FRAGMENTS, "codes(of_tiles[i])",
+                    "codes(of_tiles[0])"),
+        SourcePatch("odd columns where even ones belong", _FRAGMENTS,
+                    "even = pack_16bit<value_t>(first.x, second.x);",
+                    "even = pack_16bit<value_t>(first.y, second.y);"),
+        SourcePatch("two keys' values exchanged", _FRAGMENTS,
+                    "odd = pack_16bit<value_t>(first.y, second.y);",
+                    "odd = pack_16bit<value_t>(second.y, first.y);"),
+        SourcePatch("columns as they come", _PART_MERGE,
+                    "{bits(0, 0), bits(1, 0), bits(0, 1), bits(1, 1)}",
+                    "{bits(0, 0), bits(0, 1), bits(1, 0), bits(1, 1)}"),
         SourcePatch("sums of other rows in the stage's", _PART_MERGE,
                     "return Kernel::other_sums_offset + of_warp * kBytes - Kernel::ring_offset -",
                     "return Kernel::other_sums_offset - Kernel::ring_offset -"),
@@ -83,6 +99,13 @@ MISTAKES = {
                     "(cache) + block * strides.batch + slot * 2 * strides.row"),
     ),
     "before sm_89": (
+        SourcePatch("elements of a key's first half twice", _FRAGMENTS, _WIDEN,
+                    "cursor.at(16 * pair + i / 2 * 8, step);"),
+        SourcePatch("keys of a pair's first tile twice", _FRAGMENTS, _WIDEN,
+                    "cursor.at(16 * pair, step) + i % 2 * 8;"),
+        SourcePatch("a lane's pair is its neighbour's", _FRAGMENTS, "first_chunk, lane % 4 * 2)",
+                    "first_chunk, (lane ^ 1) % 4 * 2)"),
+        SourcePatch("the wrong half of the pair", _FRAGMENTS, "0x3120", "0x2031"),
         SourcePatch("the bias of fp16", _FRAGMENTS, "kOfBias = 256.0f", "kOfBias = 128.0f"),
         SourcePatch("NaN is 480", _FRAGMENTS, "fabsf(value) > kLargest ? NAN : value", "value"),
         SourcePatch("every key positive", _FRAGMENTS, "(x & 0x80008000u) | ", ""),
@@ -100,12 +123,20 @@ MISTAKES = {
     ),
     "e5m2": (
         SourcePatch("codes are lower bytes", _FRAGMENTS,
-                    "halves = __byte_perm(two_codes, 0, 0x1404);",
-                    "halves = __byte_perm(two_codes, 0, 0x4140);"),
+                    "return __byte_perm(two_codes, 0, 0x1404);",
+                    "return __byte_perm(two_codes, 0, 0x4140);"),
         SourcePatch("another largest number", _ROW, "448.0f : 57344.0f", "448.0f : 448.0f"),
     ),
+    "own rows": (
+        SourcePatch("columns as they come", _RUN,
+                    "Kernel::has_codes && Kernel::shares_stages) restore_columns(o, lane);",
+                    "false) {}"),
+        SourcePatch("bits of columns in the other order", _FRAGMENTS,
+                    "for (int bit = 1; bit <= 2; bit *= 2)",
+                    "for (int bit = 2; bit > 0; bit /= 2)"),
+    ),
 }  # fmt: skip
-QUICK = ("the wrong half of the pair",)
+QUICK = ("queries in the order of 16 bits",)
 for name in ("e4m3",):
     victim = VICTIMS[name]
     shared_kernels.want([victim.config], victim.semantics, victim.arch)

@@ -37,8 +37,9 @@ MISTAKES = {
     "e4m3": (
         SourcePatch("chunks of eight codes", _COPIES, "kChunkBytes / sizeof(element_t);",
                     "kChunkElements;"),
-        SourcePatch("the first half of the keys", _FRAGMENTS, "cursor(tile, first_row + lane / 4",
-                    "cursor(tile, lane / 4"),
+        SourcePatch("the first half of the keys", _FRAGMENTS,
+                    "cursor(tile, first_row + lane / 4, first_chunk",
+                    "cursor(tile, lane / 4, first_chunk"),
         SourcePatch("the first half of the columns", _FRAGMENTS, "first_chunk, lane % 4 * 2)",
                     "0, lane % 4 * 2)"),
         SourcePatch("the first panel", _LAYOUT,

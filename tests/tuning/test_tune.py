@@ -22,6 +22,7 @@ from sweep_fakes import NAMES, PROBLEM, Kernel, World, but, times
 from flashsmith.benchmark.measurement_files import read_rows
 from flashsmith.benchmark.table import make_console
 from flashsmith.builder import KernelEntry
+from flashsmith.chooser.decode import CHOOSERS
 from flashsmith.chooser.winners import Entry, RankedConfig, WinnersTable, join_winners, storage
 from flashsmith.errors import (
     ArgumentError,
@@ -498,7 +499,20 @@ def test_the_nvcc_compiler_names_the_config_that_does_not_compile(
     assert asked == [5, 1, 1, 1, 1, 1]
 
 
-def test_a_cache_in_another_format_has_the_kernels_of_a_plain_one() -> None:
-    problem = Problem.parse("b1 s1:8192 h32:8 d128 bf16 decode causal cache_e4m3")
-    with pytest.raises(ArgumentError, match="tune 'b1 s1:8192 h32:8 d128 bf16 decode causal'"):
-        plan_races([problem], fakes.DEVICE, "tune", Settings())
+@pytest.mark.parametrize("words", ["bf16 decode causal", "bf16 decode causal canonical"])
+@pytest.mark.parametrize("cache", ["e4m3", "scaled"])
+def test_kernels_of_a_cache_with_scales_have_the_order_of_the_plain_cache_s(
+    cache: str, words: str
+) -> None:
+    device = device_spec("H200")
+    problem = Problem.parse(f"b64 s1:8192 h32:8 d128 {words} cache_{cache}")
+    (race,) = plan_races([problem], device, "decode", Settings())
+    configs = [build.config for build in race.builds]
+    plain = CHOOSERS["invariant"](replace(problem, cache=""), device)
+    chosen = (plain, *(choose(problem, device) for choose in CHOOSERS.values()))
+    orders = {one.family.order(one, device.arch) for one in chosen}
+    assert {one.family.order(one, device.arch) for one in configs} == orders
+    assert {one.family.cache_of(one) for one in configs} == {cache}
+    assert len({one.stages for one in configs}) > 1
+    near = {other for one in configs for other in one.family.neighbours(one)}
+    assert {one.family.order(one, device.arch) for one in near} == orders

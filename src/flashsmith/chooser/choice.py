@@ -18,6 +18,7 @@ from flashsmith.chooser.evidence import (
     Evidence,
     EvidenceKind,
     ExpectedTime,
+    fastest_over_cache,
     gather,
 )
 from flashsmith.chooser.reasons import caveats, passed_over
@@ -156,7 +157,9 @@ class Choice:
         }
 
 
-def _expected_here(evidence: Evidence, problem: Problem, device: DeviceSpec) -> list[ExpectedTime]:
+def _expected_here(
+    evidence: Evidence, problem: Problem, device: DeviceSpec, winners: WinnersTable
+) -> list[ExpectedTime]:
     """The configs and their expected times for the given problem.
 
     ``evidence`` may have been gathered for without_batch(problem), which replaces the given problem
@@ -165,6 +168,7 @@ def _expected_here(evidence: Evidence, problem: Problem, device: DeviceSpec) -> 
     found = []
     for one in evidence.expected:
         config = adapt_to_queries(one.config, problem, device)
+        config = fastest_over_cache(config, problem, device, winners)
         is_another = without_batch(problem) != problem or config != one.config
         if is_another and config.family.has_cost_model:
             one = ExpectedTime(config, estimate(config, problem, device).ms)
@@ -206,7 +210,10 @@ def choose(
     _check_d(problem, "problem")
     winners = _winners(problem, device) if table is None else table
     evidence = gather(without_batch(problem), device, winners, deterministic=deterministic)
-    chosen, *others = _expected_here(evidence, problem, device)
+    chosen, *others = _expected_here(evidence, problem, device, winners)
+    over_cache = ""
+    if chosen.config != adapt_to_queries(evidence.expected[0].config, problem, device):
+        over_cache = f"; of the kernels with its bits the fastest over a cache of {problem.cache}"
     repeatable = None
     if not chosen.config.family.is_deterministic(chosen.config):
         repeatable = _repeatable(problem, device, winners)
@@ -215,7 +222,7 @@ def choose(
         device=device,
         config=chosen.config,
         evidence=evidence.kind,
-        why=evidence.why,
+        why=evidence.why + over_cache,
         ms=chosen.ms,
         runners_up=tuple(RunnerUp(one.config, one.config.FAMILY, one.ms) for one in others),
         passed_over=passed_over(
@@ -376,13 +383,22 @@ def build_for(
     libraries: dict[KernelConfig, KernelLibrary] = {}
     while True:
         chosen = choose_config(without_batch(problem), device, deterministic=deterministic)
-        config = adapt_to_queries(chosen, problem, device)
+        config = adapt_to_problem(chosen, problem, device)
         if config in libraries:
             return list(libraries.values())
         semantics = problem.required_semantics(config)
         library = library_for([config], arch=device.arch, semantics=semantics, progress=progress)
         libraries[config] = library
         note_slow(library)
+
+
+def adapt_to_problem(config: KernelConfig, problem: Problem, device: DeviceSpec) -> Any:
+    """Adapts a config, which was chosen for any batch, to the problem's queries and cache.
+
+    The measurements of caches of the problem's format decide among configs of the same bits.
+    """
+    config = adapt_to_queries(config, problem, device)
+    return fastest_over_cache(config, problem, device, _winners(problem, device))
 
 
 def _winners(problem: Problem, device: DeviceSpec) -> WinnersTable:

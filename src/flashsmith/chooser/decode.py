@@ -8,12 +8,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal, overload
 
 from flashsmith.chooser.backward import check_config_for
-from flashsmith.chooser.batch_invariant import (
-    adapt_to_queries,
-    for_any_pages,
-    without_batch,
-)
-from flashsmith.chooser.choice import choose_config
+from flashsmith.chooser.batch_invariant import for_free_split, without_batch
+from flashsmith.chooser.choice import adapt_to_problem, choose_config
 from flashsmith.chooser.functions import CallFunctions, bound_over_cache, sizes_over_cache
 from flashsmith.chooser.latent_decode import attention_with_latent_cache
 from flashsmith.families import DeviceSpec, KernelConfig, Problem, is_legal
@@ -229,13 +225,13 @@ def _choose_invariant(problem: Problem, device: DeviceSpec, **how: Any) -> Any:
 
 
 def _choose_freely(problem: Problem, device: DeviceSpec, **how: Any) -> Any:
-    return _for_its_queries(for_any_pages(problem), problem, device, **how)
+    return _for_its_queries(for_free_split(problem), problem, device, **how)
 
 
 def _for_its_queries(alike: Problem, problem: Problem, device: DeviceSpec, **how: Any) -> Any:
     among = how.pop("among", ())
     if not among:
-        return adapt_to_queries(choose_config(alike, device, **how), problem, device)
+        return adapt_to_problem(choose_config(alike, device, **how), problem, device)
     # If only built configs may be chosen, the adapted config might not be one of them. Configs are
     # compared as if the cache were plain, because ``alike`` stands for a plain cache.
     built = {replace(config, cache=CacheFormat.PLAIN): config for config in among}

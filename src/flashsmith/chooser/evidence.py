@@ -257,6 +257,26 @@ def _canonical(
     return Evidence(free.kind, ordered, why, free.fallback, free.notes)
 
 
+def fastest_over_cache(
+    config: Any, problem: Problem, device: DeviceSpec, table: WinnersTable
+) -> Any:
+    """`config`, or the config of its order that was fastest over a cache of the problem's format in
+    the nearest entry of the table that has one. Both give the same bits."""
+    if not problem.cache:
+        return config
+    family = config.family
+    for found in table.lookup(problem, device):
+        if found.entry.problem.cache != problem.cache:
+            continue
+        for other, _ in _usable(found.entry, problem, device, []):
+            if other.family is not family or family.cache_of(other) != problem.cache:
+                continue
+            other = family.adapt_to_queries(other, problem, device)
+            if family.have_same_order(other, config, device.arch) and is_legal(other, device):
+                return other
+    return config
+
+
 def _of_few_tiles(evidence: Evidence, problem: Problem, device: DeviceSpec) -> Evidence:
     """The evidence, with the choice changed to a config that splits keys or packs a group's heads
     into one tile, if this use of idle SMs or rows saves enough time. If exactly these sizes were

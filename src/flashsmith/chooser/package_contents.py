@@ -20,7 +20,7 @@ from dataclasses import dataclass, replace
 
 from flashsmith.chooser.batch_invariant import adapt_to_queries, without_batch
 from flashsmith.chooser.choice import Expectation
-from flashsmith.chooser.evidence import gather
+from flashsmith.chooser.evidence import fastest_over_cache, gather
 from flashsmith.chooser.prebuild import CallSizes, compiled_for, cover
 from flashsmith.chooser.winners import WinnersTable
 from flashsmith.chooser.winners.validation import device_of
@@ -275,6 +275,7 @@ def _chosen(
                 continue
             few[found.chosen.config] = None
             config = adapt_to_queries(found.chosen.config, problem, device)
+            config = fastest_over_cache(config, problem, device, table)
             yield config, problem.required_semantics(config)
     if grid[0][0].operation in _OVER_CACHES:
         for problem, device in grid:
@@ -282,6 +283,7 @@ def _chosen(
             if found is None:
                 continue
             config = adapt_to_queries(found.chosen.config, problem, device)
+            config = fastest_over_cache(config, problem, device, table)
             semantics = problem.required_semantics(config)
             yield config, semantics
             if problem.operation == DECODE.name:  # Also serves a smaller d

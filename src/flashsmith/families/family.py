@@ -307,7 +307,9 @@ class Family:
 
     def neighbours(self, cfg: Any) -> list[Any]:
         """The configs one search step away from `cfg` that are worth measuring and legal on
-        roomiest_device(). The neighbours of a canonical config are canonical."""
+        roomiest_device(). The neighbours of a canonical config are canonical, and those of a
+        config for a cache with scales compute in the same order, since its bits are those of a
+        plain cache."""
         found = dict.fromkeys(other for other in self.moves(cfg) if self.worth_searching(other))
         device, rules = self.roomiest_device, self.rules
         return [
@@ -316,7 +318,12 @@ class Family:
             if other != cfg
             and version_of(other) == version_of(cfg)
             and all(rule.predicate(other, device) for rule in rules)
+            and (not self.cache_of(cfg) or self.have_same_order(other, cfg, device.arch))
         ]
+
+    def have_same_order(self, one: Any, other: Any, arch: int) -> bool:
+        """Whether two configs compute a row by the same operations in the same order."""
+        return self.order(one, arch) == self.order(other, arch)
 
     def adapt_to_heads(self, cfg: Any, problem: Problem) -> Any:
         """`cfg`, or a config with other tiles if its tiles do not suit the problem's head ratio.

@@ -7,6 +7,7 @@ import re
 from collections.abc import Sequence
 from functools import lru_cache
 
+from flashsmith.chooser.batch_invariant import adapt_to_queries, for_free_split, without_batch
 from flashsmith.chooser.candidates import by_preference
 from flashsmith.chooser.choice import choose
 from flashsmith.chooser.evidence import gather
@@ -101,6 +102,9 @@ def search_space(
     Spaces always have the dtype and head dimension of the problem. If there are so few tiles that
     SMs would be idle, the space of a family also has some configs with split KV. For a problem with
     canonical bits, each config is replaced by its counterpart that computes in the canonical order.
+    For a problem whose cache has scales, every space consists of the configs that give the bits of
+    those that attention_with_cache() uses for a cache in q's dtype; they differ in stages and in
+    other knobs without influence on the order of operations.
 
     Raises:
         SelectionError: the key is unknown, selects nothing, or selects no config with the problem's
@@ -109,7 +113,11 @@ def search_space(
             that has a space runs on the device; or it is 'known' and no kernel serves the problem.
     """
     key = key or default_space(device)
+    if problem.cache and key in (*space_keys(), KNOWN):
+        return _over_cache(problem, device)
     found = _of_any_order(problem, device, key)
+    if problem.cache:
+        found = list(dict.fromkeys(adapt_to_queries(cfg, problem, device) for cfg in found))
     if not problem.bits:
         return found
     kept = [cfg if version_of(cfg) else cfg.family.canonical(cfg, device) for cfg in found]
@@ -120,6 +128,18 @@ def search_space(
             f"space, but {problem} needs one; leave the problem out, or take another space"
         )
     return canonical
+
+
+def _over_cache(problem: Problem, device: DeviceSpec) -> list[KernelConfig]:
+    """The configs for a cache with scales that give the same bits as the configs of a plain
+    cache."""
+    found: dict[KernelConfig, None] = {}
+    for alike in (without_batch(problem), for_free_split(problem)):
+        chosen = gather(alike, device, _shipped()).expected[0].config
+        config = adapt_to_queries(chosen, problem, device)
+        near = (one for one in config.family.neighbours(config) if is_legal(one, device))
+        found.update(dict.fromkeys((config, *near)))
+    return list(found)
 
 
 def _of_any_order(problem: Problem, device: DeviceSpec, key: str) -> list[KernelConfig]:

@@ -101,5 +101,6 @@ def _kind(problem: Problem) -> tuple[object, ...]:
         (problem.d, problem.d_v),
         problem.dtype,
         problem.semantics,
+        problem.cache,
         problem.heads_q // problem.heads_k,
     )

@@ -9,7 +9,7 @@ import math
 import re
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from flashsmith.chooser.choice import forget_choices
@@ -128,17 +128,10 @@ def plan_races(
     space has no configs. A long problem has a reference, which is a similar shorter problem. Every
     race and its final include the configs that attention() would use without this sweep.
 
-    Raises the errors of ``search_space``, and ArgumentError for a cache with scales, for which the
-    kernels for caches without scales are used.
+    Raises the errors of ``search_space``.
     """
     check_space(key)
     wanted = default_problems() if problems is None else problems
-    for problem in wanted:
-        if problem.cache:
-            raise ArgumentError(
-                f"problems: '{problem}' has the kernels of a plain cache, in its format; "
-                f"tune '{replace(problem, cache='')}'"
-            )
     halving = settings.halving.of_few() if key == KNOWN else settings.halving
     races: dict[Problem, Race] = {}
     refused = None

@@ -12,14 +12,14 @@ The distance is a sum in octaves (doublings of a size):
   this, the octaves between the numbers of SMs and between the sizes of the L2 are added, so that
   the most similar GPU is nearest.
 
-The sizes of an entry are the measured problem's. Entries with exactly the key of the problem
-come first. Operation, d_head and architecture must be the same. An entry and a problem must also
-agree in whether only dq is needed, since other kernels compute only dq. The distances for another
-class are so large that an entry of another class is used only if the problem's class was not
-measured, or was measured only at very different sizes. Another GPU with the same number of SMs adds
-only a small distance, so that the table of such a sister GPU is used if a GPU's own table has few
-problems. On an H100, the configs chosen from the table of the H200 were at most 1.3% slower than
-the fastest of 16 kernels.
+The sizes of an entry are the measured problem's. Entries with exactly the key of the problem come
+first. Operation, d_head and architecture must be the same. An entry of a cache with scales is for
+caches of this format only. An entry and a problem must also agree in whether only dq is needed,
+since other kernels compute only dq. The distances for another class are so large that an entry of
+another class is used only if the problem's class was not measured, or was measured only at very
+different sizes. Another GPU with the same number of SMs adds only a small distance, so that the
+table of such a sister GPU is used if a GPU's own table has few problems. On an H100, the configs
+chosen from the table of the H200 were at most 1.3% slower than the fastest of 16 kernels.
 """
 
 from __future__ import annotations
@@ -106,6 +106,8 @@ class EntryIndex:
         for kind, placed in kinds.items():
             measured = parse_class(kind.semantics)
             if measured.operation != problem.operation or measured.bits != problem.bits:
+                continue
+            if measured.cache not in ("", problem.cache):
                 continue
             gradients = measured.gradients
             if gradients != problem.gradients and ONLY_DQ in (gradients, problem.gradients):

@@ -81,5 +81,7 @@ def _about_config(entry: Entry, one: RankedConfig) -> Iterator[str]:
         yield f"{one.config} is of the family {config.FAMILY}, not {one.family}"
     if (config.dtype, config.head_dims) != (entry.key.element, entry.key.head_dims):
         yield f"{one.config} is for another dtype or d_head"
+    if config.family.cache_of(config) != entry.problem.cache:
+        yield f"{one.config} is for a cache of another format"
     for rule in broken_rules(config, device_of(entry.key)):
         yield f"{one.config} is illegal: {rule.message}"

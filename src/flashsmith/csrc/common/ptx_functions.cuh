@@ -230,6 +230,12 @@ FS_DEVICE void ldmatrix_x4_transposed(uint32_t (&d)[4], uint32_t smem) {
 }
 
 // Loads two matrices. Lane l < 16 passes the address of row l % 8 of matrix l / 8.
+FS_DEVICE void ldmatrix_x2(uint32_t (&d)[2], uint32_t smem) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x2.shared.b16 {%0, %1}, [%2];"
+                 : "=r"(d[0]), "=r"(d[1])
+                 : "r"(smem)
+                 : "memory");
+}
 FS_DEVICE void ldmatrix_x2_transposed(uint32_t (&d)[2], uint32_t smem) {
     asm volatile("ldmatrix.sync.aligned.m8n8.x2.trans.shared.b16 {%0, %1}, [%2];"
                  : "=r"(d[0]), "=r"(d[1])

@@ -40,6 +40,7 @@ struct CanonicalRun : RunCopies<Kernel, kPaged> {
     using Sums = float[kMTiles][2 * kOwnGroups][4];
     using PLayout = SmemLayout<Kernel::B_r, Kernel::B_c, true>;
     using Rows = CanonicalRows<kMTiles>;
+    using Queries = QueryRows<typename Kernel::QueriesLayout, kMTiles, Kernel::cache>;
 
     using Base::Base;
 
@@ -56,8 +57,7 @@ struct CanonicalRun : RunCopies<Kernel, kPaged> {
         }
         cp_async_wait<kStages - 2>();
         __syncthreads();  // the queries have arrived
-        const RowsA<typename Kernel::QueriesLayout, kMTiles> queries(smem + Kernel::queries_offset,
-                                                                     lane, 0);
+        const Queries queries(smem + Kernel::queries_offset, lane, 0);
         int step = first_step, stage = 0, steps_until = 0;
         [[maybe_unused]] Visits visits;
         if constexpr (kSkips) {
@@ -135,8 +135,7 @@ struct CanonicalRun : RunCopies<Kernel, kPaged> {
         return K_tile(stage) + (Kernel::shares_stages ? warp * kOwnKeys * Panel::kRowBytes : 0);
     }
 
-    FS_DEVICE void multiply_keys(int step, int stage,
-                                 const RowsA<typename Kernel::QueriesLayout, kMTiles>& queries,
+    FS_DEVICE void multiply_keys(int step, int stage, const Queries& queries,
                                  Scores& scores) const {
         zero(scores);
         multiply<value_t, Kernel::d_steps>(

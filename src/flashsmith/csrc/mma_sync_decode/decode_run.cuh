@@ -45,17 +45,18 @@ struct DecodeRun : MergeOfParts<Kernel, kPaged> {
 
     // The A operand of the scores: kept in registers, or read again in each step if there is no
     // room.
+    using QueryRows =
+        flashsmith::QueryRows<typename Kernel::QueriesLayout, Kernel::row_tiles, Kernel::cache>;
     struct RegisterQueries : InRegisters<Kernel::row_tiles, Kernel::d_steps> {
         FS_DEVICE RegisterQueries(uint32_t tile, int lane, int row) {
-            const RowsA<typename Kernel::QueriesLayout, Kernel::row_tiles> rows(tile, lane, row);
+            const QueryRows rows(tile, lane, row);
 #pragma unroll
             for (int step = 0; step < Kernel::d_steps; ++step)
                 rows.load(this->fragments[step], step);
         }
     };
-    struct SharedQueries : RowsA<typename Kernel::QueriesLayout, Kernel::row_tiles> {
-        FS_DEVICE SharedQueries(uint32_t tile, int lane, int row)
-            : RowsA<typename Kernel::QueriesLayout, Kernel::row_tiles>(tile, lane, row) {}
+    struct SharedQueries : QueryRows {
+        FS_DEVICE SharedQueries(uint32_t tile, int lane, int row) : QueryRows(tile, lane, row) {}
     };
     using Queries = std::conditional_t<Kernel::keeps_queries, RegisterQueries, SharedQueries>;
 
@@ -115,7 +116,7 @@ struct DecodeRun : MergeOfParts<Kernel, kPaged> {
                 step = Base::kSkips ? visits.advance(min(after, steps)) : step + 1;
             }
             sync_stages();
-            if constexpr (Kernel::has_codes) restore_columns(o, lane);
+            if constexpr (Kernel::has_codes && Kernel::shares_stages) restore_columns(o, lane);
             // The preceding stage is free: it was read last and is filled next.
             if constexpr (Kernel::takes_chunks)
                 this->store_part(softmax, o);

@@ -44,11 +44,12 @@ struct PartMerge : RunCopies<Kernel, kPaged> {
         if (kStagesDiffer && lane == 0)
             store_shared_1B(RunInfo::stage_address(smem + Kernel::target_offset, warp), stage);
         // Addresses in four neighbouring column tiles. Those in the next four tiles are 128 bytes
-        // further on.
-        uint32_t first_sums[4];
+        // further on. Over codes a lane has four neighbouring columns of two tiles.
+        constexpr int kTiles = Kernel::has_codes ? 2 : 1;
+        uint32_t first_sums[4 / kTiles];
 #pragma unroll
-        for (int n = 0; n < 4; ++n)
-            first_sums[n] = sums(warp, stage, lane / 4, 8 * n + lane % 4 * 2);
+        for (int n = 0; n < 4 / kTiles; ++n)
+            first_sums[n] = sums(warp, stage, lane / 4, 8 * kTiles * n + lane % 4 * 2 * kTiles);
         const uint32_t to_ninth_row = ninth_row(warp, stage);
 #pragma unroll
         for (int m = 0; m < Kernel::row_tiles; ++m) {
@@ -62,9 +63,17 @@ struct PartMerge : RunCopies<Kernel, kPaged> {
                     store_shared_8B(statistics(warp, 16 * m + row),
                                     {as_uint(softmax.offset[m][r]), as_uint(sum)});
 #pragma unroll
-                for (int n = 0; n < Kernel::column_tiles; ++n)
-                    store_shared_8B(first_sums[n % 4] + r * to_ninth_row + n / 4 * 128,
-                                    {as_uint(o[m][n][2 * r]), as_uint(o[m][n][2 * r + 1])});
+                for (int n = 0; n < Kernel::column_tiles; n += kTiles) {
+                    const uint32_t address =
+                        first_sums[n % 4 / kTiles] + r * to_ninth_row + n / 4 * 128;
+                    const auto bits = [&](int tile, int e) {
+                        return as_uint(o[m][n + tile][2 * r + e]);
+                    };
+                    if constexpr (Kernel::has_codes)  // even columns are in the first tile
+                        store_shared_16B(address, {bits(0, 0), bits(1, 0), bits(0, 1), bits(1, 1)});
+                    else
+                        store_shared_8B(address, {bits(0, 0), bits(0, 1)});
+                }
             }
             __syncthreads();
             const RunInfo run(smem + Kernel::target_offset);

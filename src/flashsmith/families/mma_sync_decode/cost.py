@@ -26,9 +26,10 @@ from flashsmith.semantics.dtype import DType
 _LATENCY, _LAUNCH, _PART = 1600.0, 2400.0, 2500.0
 # Instructions of a warp: per MMA m16n8k16 with fragments and copies, per score of a lane, per step.
 _PER_PRODUCT, _PER_SCORE, _PER_STEP = 2.2, 9.0, 60.0
-# Instructions of a warp that load and widen a pair of 8-bit floats: with fp16 a load and a
-# conversion, with bf16 also two to fp32 and one back.
-_PER_PAIR = {DType.FP16: 1.6, DType.BF16: 4.6}
+# Instructions of a warp that load and widen a pair of 8-bit floats from sm_90 on: with fp16 a
+# quarter of a load, a conversion and half a permutation of values, with bf16 also two conversions
+# to fp32 and one back, but no permutation.
+_PER_PAIR = {DType.FP16: 1.5, DType.BF16: 4.25}
 # A run may be longer than the CTA's share by this factor (csrc/mma_sync_decode/plan.cc).
 _ROUNDING_UP = 1.125
 # Cycles of a step of a warp that runs alone.

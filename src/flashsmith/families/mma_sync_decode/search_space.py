@@ -24,7 +24,7 @@ _KNOBS: dict[str, tuple[Any, ...]] = {
     "parts_per_sm": (1, 2, 4),
 }
 # Knobs that the search leaves alone, because the problem determines them.
-_FIXED = ("dtype", "d_head", "d_v", "chunk_rows")
+_FIXED = ("dtype", "d_head", "d_v", "chunk_rows", "cache")
 _ROOMIEST = max(KNOWN_DEVICES, key=lambda device: device.max_smem_per_block)
 
 

@@ -172,13 +172,17 @@ def over_cache(
     """`cfg` for a cache of this format. Its outputs have the bits that `cfg` without wgmma would
     give for the same cache in q's dtype.
 
-    Keys of 8-bit floats take half the shared memory, so there are as many stages as `cfg` has room
-    for. If its tiles for chunks cannot copy such keys, it gets smaller tiles, which change the bits
-    of chunks.
+    Keys of 8-bit floats take half the shared memory, so there is one more stage if `cfg` has room
+    for it; more did not make calls faster on an H200. Canonical configs, which were not compared,
+    have as many as fit. If its tiles for chunks cannot copy such keys, it gets smaller tiles, which
+    change the bits of chunks. A config that is for this format already is returned unchanged.
     """
+    if cfg.cache == cache:
+        return cfg
     plain = replace(cfg, chunk_cluster=0, chunk_warpgroups=0, keys_first=False)
     rows_of_chunks = (rows for rows in (*_CHUNK_ROWS, 0) if rows <= plain.chunk_rows)
-    stages = sorted(_STAGES, reverse=True)
+    most = max(_STAGES) if cfg.canonical else cfg.stages + 1
+    stages = sorted((count for count in _STAGES if count <= most), reverse=True)
     made = (
         replace(plain, cache=cache, chunk_rows=rows, stages=count)
         for rows, count in product(rows_of_chunks, stages)

@@ -39,7 +39,10 @@ def over_cache(
     cfg: MmaSyncMlaKernelConfig, cache: CacheFormat, device: DeviceSpec
 ) -> MmaSyncMlaKernelConfig:
     """`cfg` for a cache of this format, with the same bits. Rows of 8-bit floats take half the
-    shared memory, so there are as many stages as `cfg` has room for."""
+    shared memory, so there are as many stages as `cfg` has room for. A config that is for this
+    format already is returned unchanged."""
+    if cfg.cache == cache:
+        return cfg
     stages = reversed(cfg.family.knob_values["stages"]) if cache.is_8bit else (cfg.stages,)
     made = (cfg.with_knobs(cache=cache, stages=count) for count in stages)
     return next(
