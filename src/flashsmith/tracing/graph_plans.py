@@ -51,7 +51,8 @@ def plan_of(roots: Roots, block_sizes: tuple[int, int] | None, positions: str) -
 
     Raises ArgumentError and TraceError as bind() does.
     """
-    given = tuple(_with_placeholders(it) for it in roots)
+    made_of: dict[int, Any] = {}
+    given = tuple(_with_placeholders(it, made_of) for it in roots)
     captures = captures_of(given, with_paths=True)
 
     def compose(made: Roots) -> Any:
@@ -80,17 +81,20 @@ def plan_of(roots: Roots, block_sizes: tuple[int, int] | None, positions: str) -
     )
 
 
-def _with_placeholders(root: Root) -> Any:
-    """A copy of a root, with tensors that have no memory in place of TENSORs."""
+def _with_placeholders(root: Root, made_of: dict[int, Any]) -> Any:
+    """A copy of a root, with tensors that have no memory in place of TENSORs: one tensor for each
+    TENSOR object. ``made_of`` has them by the identity of their TENSORs."""
     if type(root) is not tuple:
         return root
     if root and root[0] is TENSOR:
         import torch
         from torch.utils._python_dispatch import _disable_current_modes
 
-        with _disable_current_modes():  # torch.export would record it
-            return torch.empty(root[1], dtype=root[2], device="meta")
-    return tuple(map(_with_placeholders, root))
+        if id(root) not in made_of:
+            with _disable_current_modes():  # torch.export would record it
+                made_of[id(root)] = torch.empty(root[1], dtype=root[2], device="meta")
+        return made_of[id(root)]
+    return tuple(_with_placeholders(it, made_of) for it in root)
 
 
 def _function_of(root: Root, block_sizes: tuple[int, int] | None) -> Any:
