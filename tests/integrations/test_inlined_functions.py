@@ -156,18 +156,23 @@ def program_of(node: Any) -> str:
     return found.program.text
 
 
-@pytest.mark.parametrize("made_here", [False, True])
-def test_a_block_mask(made_here: bool) -> None:
-    """Its lists hide blocks, also if the compiled code defines its function."""
-    ops, made = Ops(), create_block_mask(documents, 2, None, 100, 131, "cpu", BLOCK_SIZE=64)
+@pytest.mark.parametrize("made", ["outside", "function", "mask"])
+def test_a_block_mask(made: str) -> None:
+    """Its lists hide blocks, also if the compiled code defines its function, or all of it."""
+    sizes = 2, None, *LENGTHS, "cpu", 64
+    ops, block_mask = Ops(), create_block_mask(documents, *sizes)
 
     def functions(mask: Any) -> dict[str, Any]:
-        if made_here:
-            mask.mask_mod = lambda b, h, i, j: IDS[b, i] == IDS[b, j]
+        same = lambda b, h, i, j: IDS[b, i] == IDS[b, j]  # noqa: E731
+        if made == "function":
+            mask.mask_mod = same
+        if made == "mask":
+            mask = create_block_mask(same, *sizes)
         return {"mask": mask, "score_mod": lambda s, b, h, i, j: -s}
 
-    ops.compiled(functions)(*draw(), made)
-    expected = eager_program(lambda s, b, h, i, j: -s, made, lengths=LENGTHS)
+    ops.compiled(functions)(*draw(), block_mask)
+    eager = functions(block_mask)
+    expected = eager_program(eager["score_mod"], eager["mask"], lengths=LENGTHS)
     assert program_of(ops.calls[0]) == expected
 
 

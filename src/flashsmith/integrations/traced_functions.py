@@ -254,7 +254,9 @@ def _is_made_here(root: Any) -> bool:
         return any(isinstance(it, torch.Tensor) for it in root.keywords.values())
     if isinstance(root, FunctionType):
         try:
-            root.__closure__  # noqa: B018
+            # PyTorch 2.11 has attributes of such a function, but does not know their values. Its
+            # __kwdefaults__ are never None. Other functions with such defaults may be inlined, too.
+            return root.__closure__ is not None and root.__kwdefaults__ is not None
         except AttributeError:
             return True
     return False
