@@ -42,7 +42,7 @@ from flashsmith.tracing.block_masks import (
     states_of_lists,
 )
 from flashsmith.tracing.captures import follow
-from flashsmith.tracing.graph_plans import BLOCKS, BLOCKS_OF_ROWS, PARTS, TENSOR, plan_of
+from flashsmith.tracing.graph_plans import BLOCKS, BLOCKS_OF_ROWS, PARTS, TENSOR, plan_of, values_of
 
 
 def _call(function: Any, *arguments: Any) -> Any:
@@ -78,12 +78,15 @@ def attention_by_program(
     roots, block_sizes = _roots_of(functions, sizes)
     positions = functions.get("positions", "start")
     plan = _guarded_plan(roots, block_sizes, positions)
-    read = () if plan is None else [follow(roots, path) for path in plan[1]]
+    program = None if plan is None else _program_of(plan, roots)
+    if plan is None and not torch.compiler.is_dynamo_compiling():
+        program = _program_now(roots, block_sizes, positions)
+    read = () if program is None else program.pop("reads")
     options = of_op(asked, "causal softcap scale bits emulate return_row_max")
     options["positions"] = positions
     needs = [q.requires_grad, k.requires_grad, v.requires_grad]
     own = any(needs) or any(it is not None and it.requires_grad for it in (sinks, *read))
-    if torch.is_grad_enabled() and (own or plan is None):
+    if torch.is_grad_enabled() and (own or program is None):
         if asked["out"] is not None:
             if not own:
                 return None
@@ -92,12 +95,10 @@ def attention_by_program(
         options["backward_config"] = short_form(asked["backward_config"])
         options["deterministic"] = is_deterministic(asked["deterministic"], asked["bits"])
     tensors = q, k, v, sinks, cu_q, cu_k
-    if plan is None:
+    if program is None:
         call = inlined_call(OPS.attention_of_program, roots, block_sizes, positions)
         return None if call is None else _returned(asked, *call(*tensors, **options))
-    found = torch.ops.flashsmith.attention_of_program(
-        *tensors, read, **_program_of(plan, roots), **options
-    )
+    found = torch.ops.flashsmith.attention_of_program(*tensors, read, **program, **options)
     return _returned(asked, *found)
 
 
@@ -111,23 +112,34 @@ def over_cache_by_program(
     over = sizes_over_cache(q, k_cache, *[asked[name] for name in names])
     roots, block_sizes = _roots_over_cache(functions, over)
     plan = _guarded_plan(roots, block_sizes, "end")
-    if plan is None:
+    program = None if plan is None else _program_of(plan, roots)
+    if plan is None and not torch.compiler.is_dynamo_compiling():
+        program = _program_now(roots, block_sizes, "end")
+    if program is None:
         calls = [inlined_call(op, roots, block_sizes, "end") for op in OPS_OVER_CACHES]
         if calls[0] is None:
             return None
         return called_by_op((calls[0], calls[1]), asked, (q, k_cache, v_cache), {})
-    first = q, k_cache, v_cache, [follow(roots, path) for path in plan[1]]
-    return called_by_op(OPS_OVER_CACHES, asked, first, _program_of(plan, roots))
+    first = q, k_cache, v_cache, program.pop("reads")
+    return called_by_op(OPS_OVER_CACHES, asked, first, program)
 
 
 def _program_of(plan: Any, roots: Any) -> dict[str, Any]:
-    """A plan's string and numbers, as arguments of an op."""
-    text, _, ints, floats = plan
+    """A plan's string, tensors and numbers, as arguments of an op."""
+    text, reads, ints, floats = plan
     return {
         "program": text,
+        "reads": [follow(roots, path) for path in reads],
         "ints": [follow(roots, path) for path in ints],
         "floats": [follow(roots, path) for path in floats],
     }
+
+
+def _program_now(roots: Any, block_sizes: Any, positions: Any) -> dict[str, Any]:
+    """The arguments of _program_of() for functions that no plan describes, while torch.export runs
+    Python instead of tracing it."""
+    text, reads, ints, floats = values_of(roots, block_sizes, positions)
+    return {"program": text, "reads": list(reads), "ints": ints, "floats": floats}
 
 
 def _returned(asked: Mapping[str, Any], o: Any, lse: Any, row_max: Any) -> Any:
