@@ -149,7 +149,10 @@ def test_a_captured_tensor_that_requires_grad_is_an_error() -> None:
         step(SLOPES.clone().requires_grad_(), IDS, **tensors())
 
 
-def test_a_function_of_the_compiled_code_breaks_the_graph() -> None:
+@pytest.mark.parametrize("append", [False, True])
+def test_a_function_of_the_compiled_code(append: bool) -> None:
+    """The same bits as an eager step, in the output and in the caches."""
+
     def step(**call: Any) -> Any:
         slopes = SLOPES * 2
 
@@ -158,10 +161,12 @@ def test_a_function_of_the_compiled_code_breaks_the_graph() -> None:
 
         return flashsmith.attention_with_cache(**call, score_mod=score, config=CHUNKS) * 2
 
-    found = torch.compile(step, backend="eager")(**tensors())
-    assert torch.equal(found, step(**tensors()))
-    with pytest.raises(torch._dynamo.exc.Unsupported, match="the compiled code defines it"):
-        torch.compile(step, backend=Graphs(), fullgraph=True)(**tensors())
+    eager, compiled = (tensors(append=append) for _ in range(2))
+    expected = step(**eager)
+    found = torch.compile(step, backend="aot_eager", fullgraph=True)(**compiled)
+    assert torch.equal(found, expected)
+    bits = [it["k_cache"].view(torch.int16) for it in (compiled, eager)]  # the cache has NaN
+    assert torch.equal(*bits)
 
 
 def test_errors_are_those_of_eager_calls() -> None:

@@ -3,7 +3,6 @@ tensors. Kernels run in the emulator."""
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -233,55 +232,6 @@ def test_dynamic_lengths() -> None:
     for seq in (131, 140, 150):
         call(*draw(seq))
     assert len(graphs.calls) == 1
-
-
-# --- what it cannot do ----------------------------------------------------------------------------
-
-
-def test_tensors_of_the_compiled_code_break_the_graph() -> None:
-    def call(q: Any, k: Any, v: Any) -> Any:
-        slopes = SLOPES * 1.0
-
-        def score(s: Any, b: Any, h: Any, i: Any, j: Any) -> Any:
-            return s + slopes[h] * (j - i) / 8
-
-        return flashsmith.attention(q, k, v, score_mod=score, mask_mod=documents, config=FORWARD)
-
-    with torch.no_grad():
-        found = torch.compile(call, backend="eager")(*draw())
-        assert torch.equal(found, call(*draw()))
-    graphs = Graphs()
-    with pytest.raises(torch._dynamo.exc.Unsupported):
-        torch.compile(call, backend=graphs, fullgraph=True)(*draw())
-
-
-class Doubled:
-    factor = 1.0
-
-    def __init__(self, factor: float) -> None:
-        self.factor = factor
-
-    def __call__(self, s: Any, b: Any, h: Any, q: Any, k: Any) -> Any:
-        return s * self.factor
-
-
-@pytest.mark.parametrize("kind", ["object", "partial", "NumPy"])
-def test_what_else_breaks_the_graph(kind: str) -> None:
-    """An object or a partial that compiled code makes, and arrays of NumPy."""
-    table = SLOPES.numpy()
-    made = {
-        "object": lambda: Doubled(3.0),
-        "partial": lambda: functools.partial(_scaled, SLOPES * 1.0),
-        "NumPy": lambda: lambda s, b, h, q, k: s + table[h],
-    }[kind]
-    graphs = Graphs()
-    with pytest.raises(torch._dynamo.exc.Unsupported):
-        graphs.compiled(lambda: {"score_mod": made()})(*draw())
-    assert graphs.calls == []
-
-
-def _scaled(table: Any, s: Any, b: Any, h: Any, q: Any, k: Any) -> Any:
-    return s * table[h]
 
 
 def test_errors_are_those_of_eager_calls() -> None:

@@ -23,13 +23,14 @@ from flashsmith.chooser.functions import (
 )
 from flashsmith.integrations import program_ops  # noqa: F401, registers the ops
 from flashsmith.integrations.cache_program_ops import OPS_OVER_CACHES
+from flashsmith.integrations.inlined_functions import inlined_call
 from flashsmith.integrations.pytorch_state import (
     assume_constant_result,
     check_for_an_op,
     under_autocast,
 )
 from flashsmith.integrations.torch_decode import called_by_op
-from flashsmith.integrations.torch_ops import no_out
+from flashsmith.integrations.torch_ops import OPS, no_out
 from flashsmith.integrations.traced_attention import is_deterministic, of_op, short_form
 from flashsmith.masks import MaskValue
 from flashsmith.scores import ScoreValue
@@ -41,7 +42,7 @@ from flashsmith.tracing.block_masks import (
     states_of_lists,
 )
 from flashsmith.tracing.captures import follow
-from flashsmith.tracing.graph_plans import BLOCKS, BLOCKS_OF_ROWS, PARTS, TENSOR, plan_of
+from flashsmith.tracing.graph_plans import BLOCKS, BLOCKS_OF_ROWS, PARTS, TENSOR, plan_of, values_of
 
 
 def _call(function: Any, *arguments: Any) -> Any:
@@ -52,9 +53,9 @@ def _call(function: Any, *arguments: Any) -> Any:
 # torch.compiler.disable.
 outside = torch.compiler.disable(
     _call,
-    reason="flashsmith: the compiler does not know what a function captures: the compiled code "
-    "defines it, or it captures an array of NumPy or an object that is not a plain one. Define it "
-    "outside, or give a value of flashsmith.masks or flashsmith.scores with tensors",
+    reason="flashsmith: the compiled code defines a function, or it captures what the compiler "
+    "cannot guard, and this version of PyTorch does not trace functions for other operators; "
+    "define it outside, or give a value of flashsmith.masks or flashsmith.scores with tensors",
 )
 
 
@@ -63,9 +64,8 @@ def attention_by_program(
 ) -> Any:
     """attention() with ``functions``, its keywords that define a program, as a call to an op.
 
-    Returns None if the compiler cannot pass the functions to Python, or cannot guard what they
-    capture. This applies to functions that the compiled code itself defines, or that capture NumPy
-    arrays.
+    Functions that the compiler cannot pass to Python, or whose captures it cannot guard, are traced
+    by the compiler itself. Returns None if its version cannot do that.
 
     While tracing, raises ArgumentError and TraceError as attention() does, and ArgumentError for
     ``out`` with gradients. Other arguments are checked when the op runs.
@@ -78,25 +78,27 @@ def attention_by_program(
     roots, block_sizes = _roots_of(functions, sizes)
     positions = functions.get("positions", "start")
     plan = _guarded_plan(roots, block_sizes, positions)
-    if plan is None:
-        return None
-    read = [follow(roots, path) for path in plan[1]]
+    program = None if plan is None else _program_of(plan, roots)
+    if plan is None and not torch.compiler.is_dynamo_compiling():
+        program = _program_now(roots, block_sizes, positions)
+    read = () if program is None else program.pop("reads")
     options = of_op(asked, "causal softcap scale bits emulate return_row_max")
+    options["positions"] = positions
     needs = [q.requires_grad, k.requires_grad, v.requires_grad]
-    if torch.is_grad_enabled() and (
-        any(needs) or any(it is not None and it.requires_grad for it in (sinks, *read))
-    ):
+    own = any(needs) or any(it is not None and it.requires_grad for it in (sinks, *read))
+    if torch.is_grad_enabled() and (own or program is None):
         if asked["out"] is not None:
+            if not own:
+                return None
             raise no_out(q=q, k=k, v=v, sinks=sinks)
-        options["with_backward"], options["needs"] = True, needs
+        options["with_backward"], options["needs"] = own, needs
         options["backward_config"] = short_form(asked["backward_config"])
         options["deterministic"] = is_deterministic(asked["deterministic"], asked["bits"])
-    found = torch.ops.flashsmith.attention_of_program(
-        *(q, k, v, sinks, cu_q, cu_k, read),
-        positions=positions,
-        **_program_of(plan, roots),
-        **options,
-    )
+    tensors = q, k, v, sinks, cu_q, cu_k
+    if program is None:
+        call = inlined_call(OPS.attention_of_program, roots, block_sizes, positions)
+        return None if call is None else _returned(asked, *call(*tensors, **options))
+    found = torch.ops.flashsmith.attention_of_program(*tensors, read, **program, **options)
     return _returned(asked, *found)
 
 
@@ -110,20 +112,34 @@ def over_cache_by_program(
     over = sizes_over_cache(q, k_cache, *[asked[name] for name in names])
     roots, block_sizes = _roots_over_cache(functions, over)
     plan = _guarded_plan(roots, block_sizes, "end")
-    if plan is None:
-        return None
-    first = q, k_cache, v_cache, [follow(roots, path) for path in plan[1]]
-    return called_by_op(OPS_OVER_CACHES, asked, first, _program_of(plan, roots))
+    program = None if plan is None else _program_of(plan, roots)
+    if plan is None and not torch.compiler.is_dynamo_compiling():
+        program = _program_now(roots, block_sizes, "end")
+    if program is None:
+        calls = [inlined_call(op, roots, block_sizes, "end") for op in OPS_OVER_CACHES]
+        if calls[0] is None:
+            return None
+        return called_by_op((calls[0], calls[1]), asked, (q, k_cache, v_cache), {})
+    first = q, k_cache, v_cache, program.pop("reads")
+    return called_by_op(OPS_OVER_CACHES, asked, first, program)
 
 
 def _program_of(plan: Any, roots: Any) -> dict[str, Any]:
-    """A plan's string and numbers, as arguments of an op."""
-    text, _, ints, floats = plan
+    """A plan's string, tensors and numbers, as arguments of an op."""
+    text, reads, ints, floats = plan
     return {
         "program": text,
+        "reads": [follow(roots, path) for path in reads],
         "ints": [follow(roots, path) for path in ints],
         "floats": [follow(roots, path) for path in floats],
     }
+
+
+def _program_now(roots: Any, block_sizes: Any, positions: Any) -> dict[str, Any]:
+    """The arguments of _program_of() for functions that no plan describes, while torch.export runs
+    Python instead of tracing it."""
+    text, reads, ints, floats = values_of(roots, block_sizes, positions)
+    return {"program": text, "reads": list(reads), "ints": ints, "floats": floats}
 
 
 def _returned(asked: Mapping[str, Any], o: Any, lse: Any, row_max: Any) -> Any:
@@ -223,10 +239,12 @@ def _with_mask(
 
 
 def _plain(value: Any) -> Any:
-    """Replaces a value of flashsmith.masks or flashsmith.scores by its parts, so that one trace
-    also serves new values. Anything else is returned unchanged."""
+    """Replaces a value of flashsmith.masks or flashsmith.scores, or a partial, by its parts, so
+    that one trace also serves new values. Anything else is returned unchanged."""
     if type(value) in (MaskValue, ScoreValue):
         return PARTS, value.function, tuple([_plain(it) for it in value.parts])
+    if isinstance(value, partial) and not value.keywords:
+        return PARTS, value.func, tuple([_plain(it) for it in value.args])
     return value
 
 
@@ -240,12 +258,17 @@ def _described(root: Any) -> Any:
 
 def _is_made_here(root: Any) -> bool:
     """Whether a function is defined by the code that is being compiled. The compiler has no closure
-    of such a function, and cannot pass it to Python."""
+    of such a function, and cannot pass it to Python. Nor can it pass a partial that has tensors as
+    keywords."""
     if type(root) is tuple:
         return any(_is_made_here(it) for it in root)
+    if isinstance(root, partial):
+        return any(isinstance(it, torch.Tensor) for it in root.keywords.values())
     if isinstance(root, FunctionType):
         try:
-            root.__closure__  # noqa: B018
+            # PyTorch 2.11 has attributes of such a function, but does not know their values. Its
+            # __kwdefaults__ are never None. Other functions with such defaults may be inlined, too.
+            return root.__closure__ is not None and root.__kwdefaults__ is not None
         except AttributeError:
             return True
     return False

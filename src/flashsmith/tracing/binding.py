@@ -161,14 +161,15 @@ def limited(
 def at_row(function: Function) -> Function:
     """Converts a mask function that takes the row, counted from the first query, to one that takes
     q_idx under positions='end'."""
-    return lambda b, h, q_idx, kv_idx: function(b, h, _row_of(q_idx), kv_idx)
+    return lambda b, h, q_idx, kv_idx: function(b, h, row_of(q_idx), kv_idx)
 
 
 # The row of a query whose position is Q.
 _ROW = Q - (SEQ_K - SEQ_Q)
 
 
-def _row_of(q_idx: Any) -> Any:
+def row_of(q_idx: Any) -> Any:
+    """The row, counted from the first query, of a query at position ``q_idx``, a symbol."""
     return Symbol(_ROW, q_idx.trace)
 
 

@@ -217,8 +217,11 @@ def _array_key(value: Any) -> tuple[Any, ...]:
 
 
 def _is_constant(value: Any) -> bool:
-    """Whether the value is an immutable object of a framework, such as a dtype or a function."""
+    """Whether the value is an immutable object of a framework, such as a dtype or a function, or
+    declares that it captures nothing."""
     kind = type(value)
+    if getattr(kind, "captures_nothing", False):
+        return True
     if kind.__module__.partition(".")[0] in _FRAMEWORKS and kind.__name__ in (
         *("dtype", "device", "layout", "builtin_function_or_method", "method_descriptor"),
         *("OpOverload", "OpOverloadPacket", "ufunc", "_ArrayFunctionDispatcher"),

@@ -55,14 +55,10 @@ def plan_of(roots: Roots, block_sizes: tuple[int, int] | None, positions: str) -
 
     Raises ArgumentError and TraceError as bind() does.
     """
-    given = tuple(_with_placeholders(it) for it in roots)
+    made_of: dict[int, Any] = {}
+    given = tuple(_with_placeholders(it, made_of) for it in roots)
     captures = captures_of(given, with_paths=True)
-
-    def compose(made: Roots) -> Any:
-        score_mod, bias, *mask_roots = (_function_of(it, block_sizes) for it in made)
-        return composed(score_mod, tuple(mask_roots), bias, positions)
-
-    made = traced(given, captures, compose, reads_scalars=True)
+    made = traced(given, captures, _compose(block_sizes, positions), reads_scalars=True)
     if not captures.is_complete or not made.is_reusable:
         return None
     leaves, paths = captures.leaves, captures.paths
@@ -84,17 +80,49 @@ def plan_of(roots: Roots, block_sizes: tuple[int, int] | None, positions: str) -
     )
 
 
-def _with_placeholders(root: Root) -> Any:
-    """A copy of a root, with tensors that have no memory in place of TENSORs."""
+def values_of(
+    roots: Roots, block_sizes: tuple[int, int] | None, positions: str
+) -> tuple[str, tuple[Any, ...], list[int], list[float]]:
+    """A program as a string, its tensors, and its captured ints and floats, for a tracer that runs
+    Python: functions have their tensors, and nothing is guarded.
+
+    Raises ArgumentError and TraceError as bind() does.
+    """
+    captures = captures_of(roots)
+    made = traced(roots, captures, _compose(block_sizes, positions), reads_scalars=True)
+    numbers = {
+        name: captures.leaves[it.leaf] for name, it in made.sources.items() if name[0] == "n"
+    }
+    ints, floats = (
+        {name: it.value for name, it in numbers.items() if it.kind == kind}
+        for kind in ("int", "float")
+    )
+    reads = made.bound(captures.leaves).tensors
+    return _text(made, (*ints, *floats)), reads, [*ints.values()], [*floats.values()]
+
+
+def _compose(block_sizes: tuple[int, int] | None, positions: str) -> Any:
+    def compose(made: Roots) -> Any:
+        score_mod, bias, *mask_roots = (_function_of(it, block_sizes) for it in made)
+        return composed(score_mod, tuple(mask_roots), bias, positions)
+
+    return compose
+
+
+def _with_placeholders(root: Root, made_of: dict[int, Any]) -> Any:
+    """A copy of a root, with tensors that have no memory in place of TENSORs: one tensor for each
+    TENSOR object. ``made_of`` has them by the identity of their TENSORs."""
     if type(root) is not tuple:
         return root
     if root and root[0] is TENSOR:
         import torch
         from torch.utils._python_dispatch import _disable_current_modes
 
-        with _disable_current_modes():  # torch.export would record it
-            return torch.empty(root[1], dtype=root[2], device="meta")
-    return tuple(map(_with_placeholders, root))
+        if id(root) not in made_of:
+            with _disable_current_modes():  # torch.export would record it
+                made_of[id(root)] = torch.empty(root[1], dtype=root[2], device="meta")
+        return made_of[id(root)]
+    return tuple(_with_placeholders(it, made_of) for it in root)
 
 
 def _function_of(root: Root, block_sizes: tuple[int, int] | None) -> Any:

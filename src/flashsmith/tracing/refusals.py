@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import linecache
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextvars import ContextVar
 from pathlib import Path
 from traceback import walk_tb
 from types import FrameType
@@ -33,8 +35,31 @@ class NeedsValue(BaseException):
         self.names = names
 
 
+# The file and line of an operation that runs outside of the function which contains it.
+_PLACE: ContextVar[tuple[str, int] | None] = ContextVar("_PLACE", default=None)
+
+
+@contextlib.contextmanager
+def at_line(place: tuple[str, int] | None) -> Iterator[None]:
+    """Lets errors name this file and line, unless it is None."""
+    before = _PLACE.set(place)
+    try:
+        yield
+    except TraceError:
+        raise
+    except Exception as error:
+        if place is not None and not hasattr(error, "traced_at"):
+            error.traced_at = place  # type: ignore[attr-defined]
+        raise
+    finally:
+        _PLACE.reset(before)
+
+
 def source_line() -> str:
     """The current location in the traced function: file, line number and source line."""
+    place = _PLACE.get()
+    if place is not None:
+        return _line(*place)
     frame = sys._getframe(1)
     while frame is not None:
         if _is_callers(frame):
@@ -71,7 +96,9 @@ def check_arguments(name: str, function: Callable[..., Any]) -> None:
 
 def raised(name: str, error: Exception) -> TraceError:
     """The TraceError for a function that raised an error itself."""
-    where = [
+    known = getattr(error, "traced_at", None)
+    where = [] if known is None else [_line(*known)]
+    where = where or [
         _line(frame.f_code.co_filename, number)
         for frame, number in walk_tb(error.__traceback__)
         if _is_callers(frame)
