@@ -69,13 +69,27 @@ def test_the_widths_are_those_with_kernels(arch: int, operation: str) -> None:
     assert widths_of(arch, operation) == expected_widths(arch, operation)
 
 
+def has_8bit_cache(kind: str) -> bool:
+    return kind.endswith(("cache_e4m3", "cache_e5m2"))
+
+
+def smaller_widths(kind: str) -> tuple[HeadDims, ...]:
+    """Widths below the kernels' own. Rows of 8-bit floats are multiples of 16 bytes."""
+    step = 16 if has_8bit_cache(kind) else 8
+    return (
+        *(d for d in SMALLER if d % step == 0),
+        *(pair for pair in SMALLER_PAIRS if not any(d % step for d in pair)),
+    )
+
+
 def problems_of(
     kind: str,
     d: HeadDims,
     sizes: Sequence[CallSizes],
     heads: Sequence[tuple[int, int]],
 ) -> Iterator[Problem]:
-    d = HeadPair(256, 248) if d == HeadPair(256, 256) else d  # it is for calls with two widths
+    if d == HeadPair(256, 256):  # it is for calls with two widths
+        d = HeadPair(256, 240 if has_8bit_cache(kind) else 248)
     for (heads_q, heads_k), (batch, seq_q, seq_k) in product(heads, sizes):
         if kind.startswith("merge"):
             heads_k, seq_k = heads_q, 1
@@ -121,7 +135,7 @@ def check_cache_plan(arch: int, kind: str, operation: str) -> None:
             for problem in problems_of(kind, d, sizes, heads):
                 config = choose(problem, device)
                 needed |= as_planned(config, problem, and_uneven=not is_latent)
-        for d in () if is_latent else (*SMALLER, *SMALLER_PAIRS):
+        for d in () if is_latent else smaller_widths(kind):
             for problem in problems_of(kind, d, sizes[::7], heads):
                 config = choose(problem, device)
                 assert as_planned(config, problem) <= planned, problem
@@ -183,12 +197,15 @@ def check_write_plan(arch: int, kind: str) -> None:
         for problem in problems_of(kind, d, SIZES, HEADS):
             needed |= as_planned(write_config(problem), problem, and_uneven=True)
     assert planned == needed
-    for d in (*SMALLER, *SMALLER_PAIRS):
+    for d in smaller_widths(kind):
         (problem, *_) = problems_of(kind, d, SIZES, HEADS)
         assert as_planned(write_config(problem), problem) <= planned
 
 
-QUICK = ((80, "decode causal"), (90, "causal"), (80, "merge"), (80, "write_slots"))
+QUICK = (
+    *((80, "decode causal"), (90, "causal"), (80, "merge"), (80, "write_slots")),
+    *((90, "decode causal packed cache_e4m3"), (90, "write_slots cache_e5m2")),
+)
 KINDS = (
     *(*FORWARD_KINDS, *BACKWARD_KINDS, *DECODE_KINDS, *LATENT_KINDS, *MERGE_KINDS),
     *WRITE_KINDS,

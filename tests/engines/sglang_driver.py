@@ -77,10 +77,15 @@ class Request:
 
 @contextmanager
 def server(
-    *, deterministic: bool = False, chunk: int = 48, drafts: int | None = None, topk: int = 1
+    *,
+    deterministic: bool = False,
+    chunk: int = 48,
+    drafts: int | None = None,
+    topk: int = 1,
+    **settings: Any,
 ) -> Iterator[None]:
     """The engine's settings of a process, as a server publishes them. ``drafts``: the tokens of a
-    draft, None without speculative decoding."""
+    draft, None without speculative decoding. ``settings``: further ones, by name."""
     with ExitStack() as stack:
         stack.enter_context(
             get_context().override_server_args(
@@ -88,6 +93,7 @@ def server(
                 chunked_prefill_size=chunk,
                 speculative_num_draft_tokens=drafts,
                 speculative_eagle_topk=None if drafts is None else topk,
+                **settings,
             )
         )
         stack.enter_context(
@@ -180,6 +186,8 @@ class Engine:
             "is_encoder_decoder": False,
             "is_local_attention_model": False,
             "context_len": CONTEXT,
+            "hf_config": SimpleNamespace(),
+            "hf_text_config": SimpleNamespace(),
         }
         runner: dict[str, Any] = {
             "model": self.modules,
@@ -192,6 +200,7 @@ class Engine:
             "kv_cache_dtype_str": "auto",
             "spec_algorithm": SpeculativeAlgorithm.from_string(None),
             "is_draft_worker": False,
+            "draft_attention_backend": None,
             "server_args": get_context().server_args,
             "device": DEVICE,
         }

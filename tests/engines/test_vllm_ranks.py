@@ -11,6 +11,7 @@ import vllm.envs
 from vllm_driver import Layer, prompts
 from vllm_ranks import ParallelEngine
 
+from flashsmith.integrations.layer_kernels import merged_sizes
 from flashsmith.integrations.vllm import context_parallel
 from flashsmith.runtime import libraries
 
@@ -25,8 +26,9 @@ LAYER = Layer(heads=4, kv_heads=1)
         LAYER,
         Layer(heads=4, kv_heads=1, sinks=True, dtype=torch.float16),
         Layer(heads=4, kv_heads=1, d=128, softcap=3.0, layout="HND"),
+        Layer(heads=4, kv_heads=1, cache="fp8"),
     ],
-    ids=lambda layer: f"d{layer.d} {layer.softcap} {layer.sinks}",
+    ids=lambda layer: f"d{layer.d} {layer.softcap} {layer.sinks} {layer.cache}",
 )
 def test_ranks_together_attend_to_all_keys(
     layer: Layer, run: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -85,16 +87,21 @@ def test_a_wrong_count_of_local_keys_is_noticed(
     assert engine.run().largest_error > TOLERANCE
 
 
-@pytest.mark.parametrize(
-    ("layer", "named"),
-    [
-        (Layer(heads=4, kv_heads=1, window=20), "a window"),
-        (Layer(heads=4, kv_heads=1, d=264), "head_size 264"),
-    ],
-    ids=["a window", "d 264"],
-)
-def test_layers_over_several_ranks_that_are_refused(
-    layer: Layer, named: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("d", "pieces"), [(64, 1), (256, 1), (264, 3), (512, 2)])
+def test_heads_wider_than_a_merge_kernel_are_merged_in_pieces(d: int, pieces: int) -> None:
+    assert merged_sizes(4, d) == (4 * pieces, d // pieces)
+    generator = torch.Generator().manual_seed(d)
+    outputs = [torch.randn(9, 4, d, generator=generator).bfloat16() for _ in range(2)]
+    lses = [torch.randn(4, 9, generator=generator) for _ in range(2)]
+    weights = torch.stack(lses).double().softmax(0).transpose(1, 2)
+    expected = (torch.stack(outputs).double() * weights[..., None]).sum(0)
+    found = context_parallel._merge(outputs, lses)
+    assert (found.double() - expected).abs().max() < 0.02
+
+
+def test_windows_over_several_ranks_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with pytest.raises(NotImplementedError, match=f"{named}.* decode_context_parallel_size to 1"):
+    layer = Layer(heads=4, kv_heads=1, window=20)
+    with pytest.raises(NotImplementedError, match=r"a window.* decode_context_parallel_size to 1"):
         ParallelEngine(tmp_path, layer, 48, 1, monkeypatch)

@@ -40,6 +40,7 @@ from vllm.v1.worker import block_table as block_tables
 from flashsmith.integrations.vllm.backend import FlashsmithBackend
 
 VOCABULARY = 97
+SCALES = (0.02, 0.03)  # of keys and values in 8-bit floats
 LAYER = "model.layers.0.self_attn.attn"
 # A request's place in the batch and a token's position, of each token of a step.
 Where = list[tuple[int, int]]
@@ -318,7 +319,7 @@ class Engine:
         metadata = builder.build(0, step)
         output = torch.full(q.shape, torch.nan, dtype=q.dtype)
         # Only caches of 8-bit floats have them.
-        layer = SimpleNamespace(_k_scale=torch.tensor(0.02), _v_scale=torch.tensor(0.03))
+        layer = SimpleNamespace(_k_scale=torch.tensor(SCALES[0]), _v_scale=torch.tensor(SCALES[1]))
         impl.do_kv_cache_update(layer, k, v, cache, step.slot_mapping)
         impl.forward(layer, q, k, v, cache, metadata, output)
         return output
@@ -331,10 +332,26 @@ class Engine:
         turned = torch.cos(torch.tensor(positions)[:, None, None] * 0.37 + which)
         return (self.tables[which][tokens] * (1 + 0.5 * turned)).to(self.layer.dtype)
 
+    def _stored(self, which: int, name: str, positions: range) -> Any:
+        """Rows of k (1) or v (2) of a request, as a step with these positions reads them: keys in
+        the cache have its rounding."""
+        rows = self._rows(which, name, range(positions.stop))
+        if self.layer.cache == "auto":
+            return rows.double()
+        dtype = torch.float8_e5m2 if "e5m2" in self.layer.cache else torch.float8_e4m3fn
+        most, scale = torch.finfo(dtype).max, torch.tensor(SCALES[which - 1])
+        codes = (rows.float() / scale).clamp(-most, most).to(dtype)
+        cached = self._cached(positions)
+        return torch.cat([codes[:cached].double() * scale.double(), rows[cached:].double()])
+
+    def _cached(self, positions: range) -> int:
+        """How many keys a step reads from the cache."""
+        return positions.stop
+
     def _check(self, name: str, positions: range, output: Any) -> None:
         layer = self.layer
         q = self._rows(0, name, positions).double()
-        k, v = (self._rows(it, name, range(positions.stop)).double() for it in (1, 2))
+        k, v = (self._stored(it, name, positions) for it in (1, 2))
         k, v = (it.repeat_interleave(layer.heads // layer.kv_heads, dim=1) for it in (k, v))
         scores = torch.einsum("qhd,khd->hqk", q, k) * layer.d**-0.5
         if layer.softcap:

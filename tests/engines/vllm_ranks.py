@@ -122,6 +122,10 @@ class ParallelEngine(Engine):
 
         return torch.cat(self.group.run(one), dim=1)
 
+    def _cached(self, positions: range) -> int:
+        """A step's own keys come from the model."""
+        return positions.start
+
     def _slots(self, step: CommonAttentionMetadata, where: Where, rank: int, rows: int) -> Any:
         """As the engine's kernel maps them: blocks of the table hold block * RANKS keys, and a rank
         skips those of others."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from functools import cache
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,7 +14,11 @@ from flashsmith.errors import KernelNotBuiltError
 
 torch = pytest.importorskip("torch", reason="needs PyTorch: it is not installed")
 
-from flashsmith.chooser.package_contents import package_contents  # noqa: E402
+from flashsmith.chooser.package_contents import (  # noqa: E402
+    DECODE_KINDS,
+    WRITE_KINDS,
+    package_contents,
+)
 from flashsmith.families import DType, Semantics, device_spec  # noqa: E402
 from flashsmith.families.device import DeviceSpec  # noqa: E402
 from flashsmith.integrations import layer_kernels  # noqa: E402
@@ -25,6 +30,7 @@ from flashsmith.integrations.layer_kernels import (  # noqa: E402
 from flashsmith.operations.decode import FREE, INVARIANT  # noqa: E402
 from flashsmith.runtime import fallback_kernels  # noqa: E402
 from flashsmith.runtime.fallback_kernels import FallbackKernels  # noqa: E402
+from flashsmith.semantics.cache_format import CacheFormat  # noqa: E402
 from flashsmith.semantics.signature import check_mask  # noqa: E402
 
 H200 = device_spec("H200")
@@ -114,6 +120,16 @@ def test_an_engine_starts_only_with_kernels_for_all_it_does(
         build_kernels([layer(window=(127, 0))], REQUESTS, TOKENS)
 
 
+@cache
+def packaged() -> Kernels:
+    """The kernels of a package for bf16 and d 128 that serve steps over caches."""
+    kinds = [kind for kind in DECODE_KINDS if "packed" in kind]
+    contents = package_contents(
+        90, d_heads=(128,), dtypes=(DType.BF16,), kinds=(*kinds, *WRITE_KINDS)
+    )
+    return {(config, it) for it, configs in contents.kernels.items() for config in configs}
+
+
 @pytest.mark.parametrize(
     "changes",
     [
@@ -125,22 +141,21 @@ def test_an_engine_starts_only_with_kernels_for_all_it_does(
         {"bits": "canonical", "window": (127, 0)},
         {"heads": 28, "kv_heads": 4, "keys": 40960},
         {"d": 120},
+        {"mask": check_mask(False, (None, None))},
+        {"cache": CacheFormat.E4M3},
+        {"cache": CacheFormat.E4M3, "window": (127, 0)},
+        {"cache": CacheFormat.E4M3, "softcap": 50.0, "window": (4095, 0), "d": 112},
+        {"cache": CacheFormat.E4M3, "bits": "canonical"},
+        {"cache": CacheFormat.E4M3, "mask": check_mask(False, (None, None))},
+        {"cache": CacheFormat.E5M2},
+        {"cache": CacheFormat.E5M2, "softcap": 50.0},
+        {"cache": CacheFormat.E5M2, "bits": "canonical", "window": (127, 0)},
     ],
     ids=lambda it: " ".join(map(str, it.values())) or "plain",
 )
 def test_an_installed_package_serves_engines(changes: dict[str, Any], built: Any) -> None:
     """Every layer starts with what a package has, and with canonical bits stays canonical."""
-    contents = package_contents(
-        90,
-        d_heads=(128,),
-        dtypes=(DType.BF16,),
-        kinds=(
-            *("decode causal packed", "decode window packed"),
-            *("decode causal softcap packed", "decode window softcap packed"),
-            *("decode causal packed canonical", "decode window packed canonical", "write_slots"),
-        ),
-    )
-    built({(config, it) for it, configs in contents.kernels.items() for config in configs})
+    built(packaged())
     one = layer(**changes)
     build_kernels([one], REQUESTS, TOKENS)
     sizes = [(requests, queries) for requests in (1, 7, 64) for queries in (1, 4, 512)]

@@ -44,6 +44,7 @@ from flashsmith.operations.decode import DECODE
 from flashsmith.operations.latent_decode import LATENT_DECODE
 from flashsmith.operations.merge import MERGE
 from flashsmith.operations.write_slots import WRITE_SLOTS
+from flashsmith.semantics.cache_format import D_STEP_OF_8BIT
 
 PackedKernel = tuple[KernelConfig, Semantics]
 # Called as searched(finished, total); both count kinds of calls.
@@ -69,18 +70,20 @@ BACKWARD_KINDS = tuple(
     f"backward {words}"
     for words in (*_MASKS, *_PACKED, "only_dq", "no_dq", "causal only_dq", "causal no_dq")
 )
-DECODE_KINDS = tuple(
-    f"decode {words}"
-    for words in (
-        *(*_MASKS, "causal packed", "window packed", "causal canonical", "window canonical"),
-        # The steps of serving engines, with soft caps and with batch invariance.
-        *("causal softcap packed", "window softcap packed"),
-        *("causal packed canonical", "window packed canonical"),
-    )
+# The steps of serving engines. Without a mask they attend to keys that other ranks have cached, or
+# are an encoder's.
+_STEPS = (*_PACKED, "causal packed canonical", "window packed canonical")
+_8BIT_CACHES = ("cache_e4m3", "cache_e5m2")
+DECODE_KINDS = (
+    *(f"decode {words}" for words in (*_MASKS, "causal canonical", "window canonical", *_STEPS)),
+    *(f"decode {words} {cache}" for cache in _8BIT_CACHES for words in ("causal", *_STEPS)),
 )
-WRITE_KINDS = ("write_slots",)
+WRITE_KINDS = ("write_slots", *(f"write_slots {cache}" for cache in _8BIT_CACHES))
 MERGE_KINDS = ("merge", "merge packed")
-LATENT_KINDS = tuple(f"latent_decode{words}" for words in ("", " causal", " causal packed"))
+LATENT_KINDS = (
+    *("latent_decode", "latent_decode causal", "latent_decode causal packed"),
+    "latent_decode causal packed cache_e4m3",
+)
 KINDS = (
     *(*FORWARD_KINDS, *BACKWARD_KINDS, *DECODE_KINDS, *LATENT_KINDS, *MERGE_KINDS),
     *WRITE_KINDS,
@@ -151,7 +154,7 @@ def package_contents(
     for number, (kind, dtype, d) in enumerate(groups):
         if searched is not None:
             searched(number, len(groups))
-        wanted = Problem.parse(f"s1 d{_served_by(d)} {dtype.name} {kind}")
+        wanted = Problem.parse(f"s1 d{_served_by(d, kind)} {dtype.name} {kind}")
         own = [(one, device) for one, device in measured if _is_of_kind(one, wanted)]
         grid = [(one, device) for device in devices for one in _grid(wanted)]
         count += len(own) + len(grid)
@@ -212,12 +215,13 @@ def _widths(arch: int, kind: str, asked: Sequence[HeadDims] | None) -> Iterator[
             yield d
 
 
-def _served_by(dims: HeadDims) -> HeadDims:
-    """The widths of the largest calls that kernels of the given widths serve. These are the
-    kernels' own widths, except for a pair of equal widths such as 256:256: no call has this pair,
-    so d_v is smaller."""
+def _served_by(dims: HeadDims, kind: str) -> HeadDims:
+    """The widths of the largest calls of a kind that kernels of the given widths serve. These are
+    the kernels' own widths, except for a pair of equal widths such as 256:256: no call has this
+    pair, so d_v is smaller."""
     if isinstance(dims, HeadPair) and dims.d_head == dims.d_v:
-        return dims._replace(d_v=dims.d_v - D_STEP)
+        step = D_STEP_OF_8BIT if any(cache in kind for cache in _8BIT_CACHES) else D_STEP
+        return dims._replace(d_v=dims.d_v - step)
     return dims
 
 

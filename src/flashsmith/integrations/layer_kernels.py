@@ -16,6 +16,7 @@ from flashsmith.chooser.choice import choose_config
 from flashsmith.chooser.decode import CHOOSERS
 from flashsmith.families import DeviceSpec, KernelConfig, Problem, d_head_for, families
 from flashsmith.families.device import device_spec
+from flashsmith.families.legality import D_STEP
 from flashsmith.operations import DEFAULT
 from flashsmith.operations.decode import DECODE, FREE
 from flashsmith.operations.latent_decode import LATENT_DECODE
@@ -155,15 +156,24 @@ def latent_problem(
 
 
 def direct_problem(
-    *, heads: int, kv_heads: int, d: int, dtype: Any, mask: MaskLimits, softcap: float, bits: str
+    *,
+    heads: int,
+    kv_heads: int,
+    d: int,
+    dtype: Any,
+    mask: MaskLimits,
+    softcap: float,
+    bits: str,
+    d_v: int = 0,
 ) -> Problem:
     """The problem of ``attention`` over a step's own keys. ``dtype`` is a framework's, ``bits`` as
-    in ``attention``."""
+    in ``attention``; values have ``d_v`` columns, 0 stands for d."""
     semantics = Semantics(mask.kind, softcap > 0, packed=True, uneven=True)
     return Problem(
         *(1, 1, 1, heads, kv_heads, d, DTYPES[dtype_name(dtype) or ""], semantics, DEFAULT),
         window_keys=mask.window_keys,
         bits="" if bits == FREE else bits,
+        d_v=d_v,
     )
 
 
@@ -193,8 +203,8 @@ def build_kernels(
             others.append(Problem(*sizes, WRITE_SLOTS.name, cache=p.cache))
         if with_merges:
             semantics = Semantics(packed=True, uneven=True)
-            sizes = 1, 1, 1, p.heads_q, p.heads_q, p.d, p.dtype, semantics
-            others.append(Problem(*sizes, MERGE.name))
+            heads, d = merged_sizes(p.heads_q, p.d)
+            others.append(Problem(1, 1, 1, heads, heads, d, p.dtype, semantics, MERGE.name))
         for one in others:
             (family, *_) = families(one.operation)
             (config, *_) = family.proof_configs(one.dtype, d_head_for(one))
@@ -204,6 +214,15 @@ def build_kernels(
                 loaded_kernels.get(*key)
             found.add(key)
     return len(found)
+
+
+def merged_sizes(heads: int, d: int) -> tuple[int, int]:
+    """The number and the d of the heads as which ``heads`` heads of d elements are merged: equal
+    pieces of them if no merge kernel is wide enough."""
+    widest = max(it for family in families(MERGE.name) for it in family.knob_values["d_head"])
+    most = d // D_STEP
+    count = next(it for it in range(1, most + 1) if most % it == 0 and d // it <= widest)
+    return heads * count, d // count
 
 
 def device_of(kind: str, ordinal: int) -> DeviceSpec:

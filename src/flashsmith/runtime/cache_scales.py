@@ -13,10 +13,9 @@ from flashsmith.printable import quoted
 from flashsmith.runtime.frameworks import framework_of
 from flashsmith.runtime.frameworks.base import TensorView
 from flashsmith.runtime.tensors import check_beside, check_memory, view_tensor
-from flashsmith.semantics.cache_format import CacheFormat
+from flashsmith.semantics.cache_format import D_STEP_OF_8BIT, CacheFormat
 from flashsmith.semantics.signature import MAX_SCALE, MIN_SCALE
 
-_D_STEP_OF_8BIT = 16
 _ALLOWED = (
     "give a finite number above 0 that fp32 can hold, or an fp32 tensor of one number or of one "
     "for each K/V head"
@@ -103,8 +102,8 @@ def check_one_dtype(k_cache: TensorView, v_cache: TensorView) -> None:
 
 def check_d(cache: CacheFormat, name: str, d: int) -> None:
     """Raises ArgumentError unless a row of ``d`` 8-bit floats takes a multiple of 16 bytes."""
-    if cache.is_8bit and d % _D_STEP_OF_8BIT:
+    if cache.is_8bit and d % D_STEP_OF_8BIT:
         raise ArgumentError(
             f"{name}: {cache.numpy_name} with d_head {d}; must be a multiple of "
-            f"{_D_STEP_OF_8BIT}: pad the rows, or keep the caches in 16 bits"
+            f"{D_STEP_OF_8BIT}: pad the rows, or keep the caches in 16 bits"
         )

@@ -18,6 +18,7 @@ from flashsmith.integrations.sglang.releases import (
     draft_settings,
     is_deterministic,
     most_tokens,
+    speculative_settings,
     write_location,
     written_slots,
 )
@@ -41,15 +42,18 @@ class FlashsmithBackend(AttentionBackend):
     Raises NotImplementedError for unsupported features, when the engine starts.
     """
 
-    def __init__(self, model_runner: Any) -> None:
+    def __init__(self, model_runner: Any, *, earlier: int = 0) -> None:
+        """``earlier``: for a decode step of a draft model, the number of drafted tokens that each
+        request has. The engine's lengths do not include them."""
         super().__init__()
+        self.earlier = earlier
         topk, self.drafts = draft_settings(model_runner)
-        _refuse_unserved(model_runner, topk)
         self.model_runner = model_runner
         self.page = int(model_runner.page_size or 1)
         dtype = str(model_runner.kv_cache_dtype).removeprefix("torch.")
         self.cache_format = CacheFormat.of_dtype(dtype)
         self.tables = PageTables(model_runner, self.page)
+        _refuse_unserved(model_runner, topk, self.tables)
         canonical = is_deterministic(model_runner)
         self.split, self.bits = (INVARIANT, "canonical") if canonical else (FREE, "free")
         self.forward_metadata: Step | None = None
@@ -89,11 +93,11 @@ class FlashsmithBackend(AttentionBackend):
 
     def init_forward_metadata(self, forward_batch: Any) -> None:
         self.forward_metadata = eager_step(
-            self.tables, self.model_runner, forward_batch, self.drafts
+            self.tables, self.model_runner, forward_batch, self.drafts, self.earlier
         )
 
     def init_cuda_graph_state(self, max_bs: int, max_num_tokens: int) -> None:
-        self._graphs = GraphSteps(self.tables, max_bs, max_num_tokens, self.drafts)
+        self._graphs = GraphSteps(self.tables, max_bs, max_num_tokens, self.drafts, self.earlier)
 
     def init_forward_metadata_out_graph(self, forward_batch: Any, in_capture: bool = False) -> None:
         """Fills the tensors that a captured graph reads. Raises NotImplementedError unless the
@@ -185,7 +189,8 @@ class FlashsmithBackend(AttentionBackend):
             pool = self.model_runner.token_to_kv_pool
             pool.set_kv_buffer(layer, location, k, v, layer.k_scale, layer.v_scale)
             return
-        slots = written_slots(location, in_window_pool)
+        # The slots of a draft model's step are a column of the slots of all its steps.
+        slots = written_slots(location, in_window_pool).contiguous()
         flashsmith.write_slots(k, v, *self._caches(layer), slots, **self._scales(layer))
 
     def _scales(self, layer: RadixAttention) -> dict[str, Any]:
@@ -209,7 +214,21 @@ class FlashsmithBackend(AttentionBackend):
         return buffer[: pages * self.page].unflatten(0, (pages, self.page))
 
 
-def _refuse_unserved(model_runner: Any, topk: int) -> None:
+def _unserved_draft(model_runner: Any, window_pool: Any) -> str:
+    """Why a server's draft model cannot be served, or ''. ``window_pool``: the pool that only its
+    layers with a window use, or None."""
+    settings = speculative_settings(model_runner)
+    if settings.enable_multi_layer_eagle:
+        return "a draft model with a layer for each step (enable_multi_layer_eagle)"
+    if window_pool is not None:
+        return "a draft model whose layers with a window have a pool of their own"
+    layers = (it for it in model_runner.model.modules() if isinstance(it, RadixAttention))
+    if settings.speculative_draft_window_size and any(it.sliding_window_size < 0 for it in layers):
+        return "speculative_draft_window_size for a draft model whose layers have no window"
+    return ""
+
+
+def _refuse_unserved(model_runner: Any, topk: int, tables: PageTables) -> None:
     """Raises NotImplementedError, with the reason, if flashsmith does not support the server's
     settings.
 
@@ -218,10 +237,14 @@ def _refuse_unserved(model_runner: Any, topk: int) -> None:
     config, pool = model_runner.model_config, model_runner.token_to_kv_pool
     parallel, algorithm = get_parallel(), model_runner.spec_algorithm
     is_speculative = not algorithm.is_none()
-    if is_speculative and model_runner.is_draft_worker:
+    if (
+        is_speculative
+        and model_runner.is_draft_worker
+        and (problem := _unserved_draft(model_runner, tables.window_pool))
+    ):
         raise NotImplementedError(
-            "flashsmith: the draft model of speculative decoding is not served; set "
-            "--speculative-draft-attention-backend to a backend of SGLang"
+            f"flashsmith: {problem} not served; set --speculative-draft-attention-backend to a "
+            "backend of SGLang"
         )
     dtype, cached = model_runner.dtype, model_runner.kv_cache_dtype
     name = cache_name(model_runner)

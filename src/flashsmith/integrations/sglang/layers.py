@@ -9,12 +9,10 @@ from sglang.srt.layers.radix_attention import AttentionType, RadixAttention
 
 from flashsmith.families import DeviceSpec
 from flashsmith.integrations.layer_kernels import LayerKernels, cache_problem
-from flashsmith.semantics.cache_format import CacheFormat
+from flashsmith.semantics.cache_format import D_STEP_OF_8BIT, CacheFormat
 from flashsmith.semantics.signature import check_mask
 
 _LARGEST_HEAD, _HEAD_STEP = 512, 8
-# Kernels copy rows of 8-bit floats in units of 16 bytes.
-_HEAD_STEP_OF_8_BITS = 16
 Window = tuple[int | None, int | None]
 
 
@@ -88,7 +86,7 @@ def unserved_layer(layer: RadixAttention, cache: CacheFormat) -> str:
     d, number = layer.head_dim, layer.layer_id
     if layer.is_cross_attention:
         return f"cross attention (layer {number}) is not served"
-    step = _HEAD_STEP_OF_8_BITS if cache.is_8bit else _HEAD_STEP
+    step = D_STEP_OF_8BIT if cache.is_8bit else _HEAD_STEP
     if not 0 < d <= _LARGEST_HEAD or d % step:
         return (
             f"d {d} (layer {number}) is not served; it must be a multiple of {step} up to "

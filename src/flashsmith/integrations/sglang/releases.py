@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import re
+from functools import cache
 from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 NAME = "flashsmith"
 _BACKEND = "flashsmith.integrations.sglang.backend"
+_DRAFT_FACTORY = "flashsmith.integrations.sglang.draft_factory"
 _OLDEST, _NEWEST = (0, 5, 16), (0, 5, 23)
 
 
@@ -39,7 +41,20 @@ def register_backend() -> str:
         if NAME not in choices:
             add([NAME])
     register_attention_backend(NAME)(_create)
+    _register_draft_backends()
     return ""
+
+
+@cache
+def _register_draft_backends() -> None:
+    """Replaces the engine's factory of backends for draft models, whose names are fixed, by one
+    that also knows this backend. The engine applies the hook after all plugins are registered."""
+    from sglang.srt.plugins.hook_registry import HookRegistry, HookType
+    from sglang.srt.speculative.draft_utils import DraftBackendFactory
+
+    target = f"{DraftBackendFactory.__module__}.{DraftBackendFactory.__qualname__}"
+    factory = import_module(_DRAFT_FACTORY).DraftFactory
+    HookRegistry.register(target, factory, HookType.REPLACE)
 
 
 def _create(model_runner: Any) -> Any:
@@ -94,15 +109,18 @@ def most_tokens(model_runner: Any) -> int:
     return min(chunk, context) if chunk and chunk > 0 else context
 
 
-def draft_settings(model_runner: Any) -> tuple[int, int]:
-    """The settings of speculative decoding: a draft's number of branches at each token, and its
-    length in tokens."""
+def speculative_settings(model_runner: Any) -> Any:
+    """The object that has the server's settings of speculative decoding."""
     try:
         from sglang.srt.runtime_context import get_spec
     except ImportError:
-        settings = model_runner.server_args
-    else:
-        settings = get_spec()
+        return model_runner.server_args
+    return get_spec()
+
+
+def draft_settings(model_runner: Any) -> tuple[int, int]:
+    """A draft's number of branches at each token, and its length in tokens."""
+    settings = speculative_settings(model_runner)
     return settings.speculative_eagle_topk or 0, settings.speculative_num_draft_tokens or 0
 
 

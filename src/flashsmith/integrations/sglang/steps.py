@@ -99,11 +99,17 @@ class GraphSteps:
     tensors, whose addresses do not change."""
 
     def __init__(
-        self, tables: PageTables, most_requests: int, most_tokens: int, drafts: int
+        self,
+        tables: PageTables,
+        most_requests: int,
+        most_tokens: int,
+        drafts: int,
+        earlier: int = 0,
     ) -> None:
-        """``drafts``: the tokens of a draft; 0 without speculative decoding."""
+        """``drafts``: the tokens of a draft; 0 without speculative decoding. ``earlier``: as for
+        eager_step()."""
         device = tables.slots.device
-        self.tables, self._drafts = tables, drafts
+        self.tables, self._drafts, self._earlier = tables, drafts, earlier
         shape = (most_requests, tables.most_pages)
 
         def zeros(*sizes: int, dtype: torch.dtype = torch.int32) -> torch.Tensor:
@@ -122,10 +128,11 @@ class GraphSteps:
         token or one draft."""
         requests, more = forward_batch.batch_size, drafted(forward_batch, self._drafts)
         rows = requests * max(1, more)
+        added = more or self._earlier
         self._lens[:requests].copy_(forward_batch.seq_lens)
-        if more:
-            self._lens[:requests].add_(more)
-        pages = self.tables.pages_for(forward_batch, more)
+        if added:
+            self._lens[:requests].add_(added)
+        pages = self.tables.pages_for(forward_batch, added)
         table, window_table = self.tables.gather(forward_batch.req_pool_indices, pages)
         self._table[:requests, :pages].copy_(table)
         step = Step(
@@ -147,16 +154,24 @@ class GraphSteps:
         return step
 
 
-def eager_step(tables: PageTables, model_runner: Any, forward_batch: Any, drafts: int) -> Step:
+def eager_step(
+    tables: PageTables, model_runner: Any, forward_batch: Any, drafts: int, earlier: int = 0
+) -> Step:
     """The step of a batch that is not in a captured graph. It consists of prefills, chunks of
-    prefills, decodes or a mix of these, or it verifies drafts of ``drafts`` tokens."""
-    lens, more = forward_batch.seq_lens, drafted(forward_batch, drafts)
+    prefills, decodes or a mix of these, or it verifies drafts of ``drafts`` tokens.
+
+    ``earlier``: in a decode step of a draft model, how many tokens each request has beyond the
+    batch's lengths, this step's token included.
+    """
+    more = drafted(forward_batch, drafts)
+    added = more or earlier
+    lens = forward_batch.seq_lens + added if added else forward_batch.seq_lens
     requests = lens.shape[0]
     table, window_table = tables.gather(
-        forward_batch.req_pool_indices, tables.pages_for(forward_batch, more)
+        forward_batch.req_pool_indices, tables.pages_for(forward_batch, added)
     )
     if more:
-        rows, longest, lens = requests * more, more, lens + more
+        rows, longest = requests * more, more
         starts = torch.arange(0, rows + 1, more, dtype=torch.int32, device=lens.device)
     elif forward_batch.forward_mode.is_decode_or_idle():
         rows, longest = requests, 1

@@ -106,15 +106,15 @@ class FlashsmithBackend(CacheLayouts, AttentionBackend):
         reasons: list[str] = super().validate_configuration(**asked)
         # Older releases do not say here that the cache is distributed. With these, the kernels() of
         # a layer refuses.
-        over_ranks, d = asked.get("use_dcp", False), asked["head_size"]
+        over_ranks = asked.get("use_dcp", False)
         if reasons or not (asked["attn_type"] in ENCODERS or over_ranks):
             return reasons
         device = cls._device_of(asked["device_capability"])
         canonical = bool(vllm.envs.VLLM_BATCH_INVARIANT)
+        d = asked["head_size"]
         reason = unserved_head(d, device, canonical=canonical, operation=DEFAULT)
         if over_ranks and not reason:
-            has_window = asked.get("has_sliding_window", False)
-            reason = unserved_over_ranks(d, asked["kv_cache_dtype"], has_window)
+            reason = unserved_over_ranks(asked.get("has_sliding_window", False))
         return [reason] if reason else []
 
     @classmethod

@@ -18,7 +18,9 @@ from vllm.v1.attention.backends.utils import get_dcp_local_seq_lens
 from vllm.v1.worker.cp_utils import should_skip_dcp_context_attention
 
 import flashsmith
+from flashsmith.integrations.layer_kernels import merged_sizes
 from flashsmith.integrations.vllm.metadata import StepMetadata
+from flashsmith.operations.cache_scales import SCALES
 
 
 class LocalKeys:
@@ -52,11 +54,13 @@ def attend_across_ranks(
     key: torch.Tensor,
     value: torch.Tensor,
     caches: tuple[torch.Tensor, ...],
+    scales: tuple[torch.Tensor, ...],
     output: torch.Tensor,
     step: StepMetadata,
 ) -> None:
     """Computes attention of a step's queries (tokens, heads, d) to the keys of all ranks. ``impl``
-    is the FlashsmithImpl of the layer."""
+    is the FlashsmithImpl of the layer; ``scales`` are those of its cache, if it has any. The step's
+    own keys are not read from the cache, so that they are those of the model, not rounded ones."""
     if step.local_keys is None:
         impl.attend_directly(query, key, value, output, step)
         return
@@ -77,6 +81,7 @@ def attend_across_ranks(
         split=impl.split,
         bits=impl.bits,
         return_lse=True,
+        **dict(zip(SCALES, scales, strict=False)),
         config=impl.cache_kernels(everyone, k_cache, step, False).config_for(requests, longest),
     )
     # The collective wants and returns the LSE as (tokens, heads).
@@ -85,6 +90,15 @@ def attend_across_ranks(
     )
     # Only this part of the attention includes the sinks, so that they count once.
     own, own_lse = impl.attend_directly(query, key, value, None, step, return_lse=True)
-    parts = [before, own], [before_lse.transpose(0, 1).contiguous(), own_lse]
-    merged, _ = flashsmith.merge_attention(*parts)
-    output.copy_(merged)
+    output.copy_(_merge([before, own], [before_lse.transpose(0, 1), own_lse]))
+
+
+def _merge(outputs: list[torch.Tensor], lses: list[torch.Tensor]) -> torch.Tensor:
+    """Merges outputs (tokens, heads, d) by their LSEs (heads, tokens). Heads that are wider than
+    the kernels' are merged in pieces, since each element depends only on its head's LSEs."""
+    _, heads, d = outputs[0].shape
+    more, piece = merged_sizes(heads, d)
+    pieces = [it.reshape(-1, more, piece) for it in outputs]
+    repeated = [it.repeat_interleave(more // heads, dim=0).contiguous() for it in lses]
+    merged, _ = flashsmith.merge_attention(pieces, repeated)
+    return merged.view(-1, heads, d)

@@ -10,7 +10,7 @@ import vllm.envs
 from vllm.v1.attention.backend import AttentionImpl, AttentionType
 
 import flashsmith
-from flashsmith.families import DeviceSpec, KernelConfig, families
+from flashsmith.families import DeviceSpec, KernelConfig
 from flashsmith.integrations.layer_kernels import (
     LayerKernels,
     cache_problem,
@@ -26,28 +26,21 @@ from flashsmith.integrations.vllm.releases import dcp_combine
 from flashsmith.operations import DEFAULT
 from flashsmith.operations.cache_scales import SCALES
 from flashsmith.operations.decode import FREE, INVARIANT
-from flashsmith.operations.merge import MERGE
 from flashsmith.runtime.cached_calls import CachedCall
 from flashsmith.runtime.decode_pass import DecodeOptions, DecodeTensors
 from flashsmith.semantics.signature import check_mask
 
 ENCODERS = (AttentionType.ENCODER, AttentionType.ENCODER_ONLY)
 SERVED_TYPES = (AttentionType.DECODER, *ENCODERS)
-# The largest d of the kernels that merge the parts of several ranks.
-_MOST_MERGED = max(d for it in families(MERGE.name) for d in it.knob_values["d_head"])
 Window = tuple[int | None, int | None]
 
 
-def unserved_over_ranks(head_size: int, kv_cache_dtype: str | None, has_window: bool) -> str:
+def unserved_over_ranks(has_window: bool) -> str:
     """Why a layer cannot be served over a cache that is distributed over ranks, or ''."""
-    where = "a cache that is distributed over ranks"
-    if format_of(kv_cache_dtype or "auto"):
-        return f"kv_cache_dtype {kv_cache_dtype} is not served for {where}"
-    if has_window:
-        return f"a window over {where} is not served"
-    if head_size > _MOST_MERGED:
-        return f"head_size {head_size} is not served for {where}, only up to {_MOST_MERGED}"
-    return ""
+    # How many keys of a window a rank has differs between the queries of a request.
+    return (
+        "a window over a cache that is distributed over ranks is not served" if has_window else ""
+    )
 
 
 class FlashsmithImpl(AttentionImpl[StepMetadata]):
@@ -215,7 +208,8 @@ class FlashsmithImpl(AttentionImpl[StepMetadata]):
             return
         if attn_metadata.is_distributed:
             own = query, key[:rows], value[:rows]
-            attend_across_ranks(self, *own, self.caches(kv_cache), output_rows, attn_metadata)
+            caches = self.caches(kv_cache)
+            attend_across_ranks(self, *own, caches, scales, output_rows, attn_metadata)
             return
         tensors, options = self._call(query, output_rows, kv_cache, attn_metadata, scales)
         config = self._config(query, tensors.k_cache, attn_metadata)
@@ -342,8 +336,8 @@ class FlashsmithImpl(AttentionImpl[StepMetadata]):
         """The layer's kernels for steps over pages of this size, with room for ``keys`` keys.
 
         Raises NotImplementedError for an encoder if no kernel on this GPU serves its d. For a cache
-        that is distributed over ``ranks``, it is also raised if there are 8-bit floats, a window,
-        or a d for which some kernel is missing.
+        that is distributed over ``ranks``, it is also raised if there is a window, or a d for which
+        some kernel is missing.
         """
         if self.attn_type in ENCODERS:
             self._check_direct(device, "choose another backend")
@@ -352,7 +346,7 @@ class FlashsmithImpl(AttentionImpl[StepMetadata]):
             return [self._over_cache(page, dtype, keys, device, causal)]
         advice = "set decode_context_parallel_size to 1"
         has_window = self.window is not None
-        if reason := unserved_over_ranks(self.head_size, self.kv_cache_dtype, has_window):
+        if reason := unserved_over_ranks(has_window):
             raise NotImplementedError(f"flashsmith: {reason}; {advice}")
         self._check_direct(device, advice)
         return [
