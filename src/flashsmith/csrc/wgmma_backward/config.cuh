@@ -34,7 +34,7 @@ struct WgmmaBackwardKernelConfig {
     int d_head;
     int B_r;
     int B_c;
-    int n_warpgroups;  // consumers, with 64 keys each or in common, and without the producer
+    int n_warpgroups;  // consumers, which have or share 64 keys; without the producer
     int q_stages;
     int do_stages;
     int ds_stages;
