@@ -41,7 +41,6 @@ def short_form(
 EIGHT, FOUR, TWO = (short_form(128, ctas=ctas) for ctas in (8, 4, 2))
 EARLY = short_form(64, stages=3, ctas=4, early=True)
 NARROW = short_form(64, warps=8, stages=3, ctas=4)
-EARLY_ALONE = short_form(128, stages=3, early=True)
 EIGHT_FIRST, EARLY_FIRST = f"{EIGHT}+keys_first", f"{EARLY}+keys_first"
 PANELS, WIDE = short_form(96, ctas=2), short_form(256, ctas=8)
 for text in (EIGHT, NARROW, EARLY, EIGHT_FIRST):
@@ -107,7 +106,6 @@ def differing(
     [
         (EIGHT, (1300, 1, 0), {"d": 128, "queries": 2, "sinks": True}),
         (NARROW, (900,), {"d": 64, "group": 8}),
-        pytest.param(EARLY_ALONE, (5000, 1, 0), {"d": 128, "page": 48}, marks=pytest.mark.full),
         pytest.param(EIGHT, (5000, 4097), {"d": 128, "heads_k": 2}, marks=pytest.mark.full),
         pytest.param(FOUR, (700, 129), {"d": 128, "group": 5, "page": 48}, marks=pytest.mark.full),
         pytest.param(TWO, (1500, 77), {"d": 120, "group": 7}, marks=pytest.mark.full),
