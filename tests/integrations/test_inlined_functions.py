@@ -292,3 +292,15 @@ def test_a_compiler_that_does_not_trace_functions(monkeypatch: pytest.MonkeyPatc
         assert torch.equal(torch.compile(call, backend="eager")(*draw()), call(*draw()))
     with pytest.raises(torch._dynamo.exc.Unsupported, match="define it outside"):
         torch.compile(call, backend="eager", fullgraph=True)(*draw())
+
+
+def test_a_bias_of_another_dtype() -> None:
+    """It is refused, as in an eager call."""
+    bias = torch.zeros(100, 131, dtype=torch.int32)
+
+    def call(q: Any, k: Any, v: Any) -> Any:
+        two = q.shape[1] * 0.02
+        return flashsmith.attention(q, k, v, score_mod=lambda s, *_: s * two, bias=bias)
+
+    with pytest.raises(Exception, match=r"bias: .* dtype torch\.int32; give one of"):
+        torch.compile(call, backend="eager")(*draw())

@@ -13,7 +13,6 @@ import re
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, NamedTuple
-from weakref import WeakKeyDictionary
 
 import torch
 
@@ -62,7 +61,7 @@ def inlined_call(
     """
     if INLINED is None or not torch.compiler.is_dynamo_compiling():
         return None
-    if positions not in POSITIONS or not all(map(_is_usable, roots)):
+    if positions not in POSITIONS or not _are_usable(roots):
         return None
     stands, place = _STANDING_FOR[op]
 
@@ -77,10 +76,21 @@ def inlined_call(
     return call
 
 
-def _is_usable(root: Any) -> bool:
-    if isinstance(root, torch.Tensor):
-        return 2 <= root.dim() <= 4
-    return root is None or type(root) is tuple or callable(root)
+_BIASES = (torch.float16, torch.bfloat16, torch.float32)
+
+
+def _are_usable(roots: Any) -> bool:
+    """Whether roots have the kinds that attention() takes; an eager call names the one that does
+    not."""
+    score_mod, bias, *masks = roots
+    for tensor, dtypes in ((bias, _BIASES), *((it, (torch.bool,)) for it in masks)):
+        if isinstance(tensor, torch.Tensor):
+            if tensor.dtype not in dtypes or not 2 <= tensor.dim() <= 4:
+                return False
+        elif tensor is not None and tensor is bias:
+            return False
+    others = [it for it in (score_mod, *masks) if not isinstance(it, torch.Tensor | tuple)]
+    return all(it is None or callable(it) for it in others)
 
 
 def _values(
@@ -151,16 +161,17 @@ class _Parsed(NamedTuple):
     plans: dict[Any, list[GraphPlan]]
 
 
-_PARSED: WeakKeyDictionary[Any, _Parsed] = WeakKeyDictionary()
-
-
 def _parsed(graph: Any) -> _Parsed:
-    """What a graph does. It is kept, because a graph runs in every step of a program that nothing
-    compiles further."""
-    known = _PARSED.get(graph)
-    if known is None:
-        known = _PARSED[graph] = _parse(graph)
-    return known
+    """What a graph does. The graph keeps it, because a graph runs in every step of a program that
+    nothing compiles further."""
+    kept = vars(graph)
+    if _KEPT_AS not in kept:
+        kept[_KEPT_AS] = _parse(graph)
+    found: _Parsed = kept[_KEPT_AS]
+    return found
+
+
+_KEPT_AS = "_flashsmith_parsed"
 
 
 def _parse(graph: Any) -> _Parsed:
