@@ -24,7 +24,7 @@ from sglang.srt.mem_cache.allocator import PagedTokenToKVPoolAllocator, TokenToK
 from sglang.srt.mem_cache.allocator.swa import SWATokenToKVPoolAllocator
 from sglang.srt.mem_cache.base_prefix_cache import InsertParams, MatchPrefixParams
 from sglang.srt.mem_cache.cache_init_params import CacheInitParams
-from sglang.srt.mem_cache.memory_pool import MHATokenToKVPool, ReqToTokenPool
+from sglang.srt.mem_cache.memory_pool import MHATokenToKVPool, MLATokenToKVPool, ReqToTokenPool
 from sglang.srt.mem_cache.radix_cache import RadixCache, RadixKey
 from sglang.srt.mem_cache.swa_memory_pool import SWAKVPool
 from sglang.srt.model_executor.forward_batch_info import ForwardBatch, ForwardMode
@@ -137,7 +137,7 @@ class Engine:
             )
             sinks = torch.randn(layer.heads, generator=generator).to(dtype)
             self.sinks.append(sinks if layer.sinks else None)
-        self.modules = torch.nn.ModuleList(map(_module, layers, range(len(layers))))
+        self.modules = self._modules()
         if scales is not None:
             for module in self.modules:
                 module.k_scale, module.v_scale = scales
@@ -172,6 +172,9 @@ class Engine:
             slots, layer_num=len(self.layers), enable_memory_saver=False, **common
         )
 
+    def _modules(self) -> Any:
+        return torch.nn.ModuleList(map(_module, self.layers, range(len(self.layers))))
+
     def _allocator(self, slots: int, window_pool: int) -> Any:
         end = (self.cache, DEVICE, self.pool, False)
         if window_pool:
@@ -186,6 +189,7 @@ class Engine:
             "is_encoder_decoder": False,
             "is_local_attention_model": False,
             "context_len": CONTEXT,
+            "kv_lora_rank": None,
             "hf_config": SimpleNamespace(),
             "hf_text_config": SimpleNamespace(),
         }
@@ -461,8 +465,10 @@ def _module(layer: Layer, number: int) -> RadixAttention:
 def _fill_with_nan(pool: Any) -> None:
     """Slots that nothing was written to are NaN, except the unused page that padding reads."""
     for each in (pool.full_kv_pool, pool.swa_kv_pool) if isinstance(pool, SWAKVPool) else (pool,):
-        for buffer in (*each.k_buffer, *each.v_buffer):
-            unused = 1 if each.kv_cache_layout == "hnd" else each.page_size
+        latent = isinstance(each, MLATokenToKVPool)
+        for buffer in each.kv_buffer if latent else (*each.k_buffer, *each.v_buffer):
+            is_paged = not latent and each.kv_cache_layout == "hnd"
+            unused = 1 if is_paged else each.page_size
             # 8-bit floats are stored as bytes.
             buffer[unused:] = torch.nan if buffer.is_floating_point() else 0x7F
 

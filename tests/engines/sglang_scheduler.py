@@ -46,9 +46,7 @@ class ScheduledEngine(Engine):
             last = batch
 
     def _batch_of(self, requests: list[Any], **more: Any) -> Any:
-        config = SimpleNamespace(
-            **vars(self.runner.model_config), vocab_size=VOCABULARY, hf_config=SimpleNamespace()
-        )
+        config = SimpleNamespace(**vars(self.runner.model_config), vocab_size=VOCABULARY)
         where = self.rows, self.allocator, self.tree
         return ScheduleBatch.init_new(
             requests, *where, config, False, self.runner.spec_algorithm, **more

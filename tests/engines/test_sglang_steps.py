@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 import torch
-from sglang.srt.configs.model_config import AttentionArch
 from sglang.srt.environ import envs
 from sglang.srt.layers.radix_attention import AttentionType
 from sglang.srt.model_executor.forward_batch_info import ForwardMode
@@ -231,7 +230,6 @@ def test_graphs_of_prefills_are_refused(engine: Engine) -> None:
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
-        ({"attention_arch": AttentionArch.MLA}, "latent attention"),
         ({"is_encoder_decoder": True}, "cross attention"),
         ({"is_local_attention_model": True}, "attention in chunks of the context"),
         ({"kv_cache_dtype": torch.float16}, r"kv_cache_dtype torch.float16 \(auto\) with"),

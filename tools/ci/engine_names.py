@@ -35,6 +35,11 @@ MEMBERS = {
     ),
     ("sglang.srt.mem_cache.memory_pool", "KVWriteLoc"): ("loc", "swa_loc", "full_loc"),
     ("sglang.srt.layers.radix_attention", "RadixAttention"): ("k_scale", "v_scale"),
+    ("sglang.srt.speculative.draft_utils", "DraftBackendFactory"): (
+        *("create_decode_backend", "create_draft_extend_backend", "_create_backend"),
+    ),
+    ("sglang.srt.plugins.hook_registry", "HookRegistry"): ("register",),
+    ("sglang.srt.mem_cache.memory_pool", "MLATokenToKVPool"): ("get_key_buffer", "set_kv_buffer"),
     ("sglang.srt.layers.attention.base_attn_backend", "AttentionBackend"): (
         *("init_forward_metadata", "init_forward_metadata_out_graph", "init_cuda_graph_state"),
         *("get_cuda_graph_seq_len_fill_value", "forward_extend", "forward_decode"),

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from sglang.srt.configs.model_config import AttentionArch
 from sglang.srt.layers.attention.base_attn_backend import AttentionBackend
 from sglang.srt.layers.radix_attention import RadixAttention
 from sglang.srt.runtime_context import get_parallel
@@ -70,7 +69,7 @@ class FlashsmithBackend(AttentionBackend):
             with_writes=self.cache_format.is_8bit,
         )
 
-    def _attention_of(self, layer: RadixAttention) -> LayerAttention:
+    def _attention_of(self, layer: RadixAttention) -> Any:
         slots = self.tables.slots
         device = device_of(slots.device.type, slots.device.index or 0)
         problem = unserved_layer(layer, self.cache_format) or unserved_head(
@@ -130,17 +129,7 @@ class FlashsmithBackend(AttentionBackend):
         """Computes attention for a step's queries; q and the result are (tokens, heads * d). If
         keys and values are given, they are first written to the cache."""
         sinks = options.pop("sinks", None)
-        given = sorted(name for name, it in options.items() if it is not None and it is not False)
-        if given:
-            raise NotImplementedError(
-                f"flashsmith: {', '.join(given)} of layer {layer.layer_id} not served; choose "
-                "another attention backend"
-            )
-        step, attention = self.forward_metadata, self._layers.get(layer)
-        if step is None:
-            raise RuntimeError("flashsmith: init_forward_metadata was not called before a layer")
-        if attention is None:
-            attention = self._layers[layer] = self._attention_of(layer)
+        step, attention = self._ready(layer, options)
         in_window_pool = self.tables.window_pool is not None and attention.window is not None
         if save_kv_cache and k is not None:
             self._write(layer, k, v, forward_batch, in_window_pool)
@@ -167,8 +156,25 @@ class FlashsmithBackend(AttentionBackend):
         )
         return output.view(-1, attention.heads * attention.d)
 
-    # A decode step is an extension of each request by one token.
-    forward_decode = forward_extend
+    def forward_decode(self, *tensors: Any, **options: Any) -> torch.Tensor:
+        """A decode step is an extension of each request by one token."""
+        return self.forward_extend(*tensors, **options)
+
+    def _ready(self, layer: RadixAttention, options: dict[str, Any]) -> tuple[Step, Any]:
+        """The step's metadata, and the layer's attention. Raises NotImplementedError if options are
+        given, which are not served."""
+        given = sorted(name for name, it in options.items() if it is not None and it is not False)
+        if given:
+            raise NotImplementedError(
+                f"flashsmith: {', '.join(given)} of layer {layer.layer_id} not served; choose "
+                "another attention backend"
+            )
+        step, attention = self.forward_metadata, self._layers.get(layer)
+        if step is None:
+            raise RuntimeError("flashsmith: init_forward_metadata was not called before a layer")
+        if attention is None:
+            attention = self._layers[layer] = self._attention_of(layer)
+        return step, attention
 
     def _write(
         self,
@@ -254,7 +260,6 @@ def _refuse_unserved(model_runner: Any, topk: int, tables: PageTables) -> None:
         and algorithm.name not in _CHAINS,
         f"speculative decoding with trees of drafts (speculative_eagle_topk={topk}; 1 gives chains,"
         " which are served),": is_speculative and topk > 1,
-        "latent attention (MLA)": config.attention_arch == AttentionArch.MLA,
         "cross attention": config.is_encoder_decoder,
         "attention in chunks of the context": config.is_local_attention_model,
         "context parallelism": parallel.attn_cp_size > 1 or parallel.attn_dcp_size > 1,

@@ -12,9 +12,9 @@ from typing import Any
 
 from sglang.srt.speculative.draft_utils import DraftBackendFactory
 
-from flashsmith.integrations.sglang.releases import NAME
+from flashsmith.integrations.sglang.releases import NAME, create_backend
 
-_PACKAGE = "flashsmith.integrations.sglang"
+_DRAFTS = "flashsmith.integrations.sglang.drafts"
 
 
 class DraftFactory(DraftBackendFactory):
@@ -23,15 +23,13 @@ class DraftFactory(DraftBackendFactory):
     _make: Callable[[], Any]
 
     def create_decode_backend(self) -> Any:
-        self._make = lambda: import_module(f"{_PACKAGE}.drafts").FlashsmithDraftBackend(
+        self._make = lambda: import_module(_DRAFTS).FlashsmithDraftBackend(
             self.draft_model_runner, self.speculative_num_steps
         )
         return super().create_decode_backend()
 
     def create_draft_extend_backend(self) -> Any:
-        self._make = lambda: import_module(f"{_PACKAGE}.backend").FlashsmithBackend(
-            self.draft_model_runner
-        )
+        self._make = lambda: create_backend(self.draft_model_runner)
         return super().create_draft_extend_backend()
 
     def _create_backend(

@@ -6,7 +6,7 @@ from typing import Any
 
 from sglang.srt.model_executor.forward_batch_info import ForwardMode, build_inner_fb_view
 
-from flashsmith.integrations.sglang.backend import FlashsmithBackend
+from flashsmith.integrations.sglang.releases import create_backend
 
 
 class FlashsmithDraftBackend:
@@ -17,7 +17,7 @@ class FlashsmithDraftBackend:
         """``steps``: the number of drafted tokens. The first one comes from the draft model's
         prefill, so there is one decode step fewer."""
         self.attn_backends = [
-            FlashsmithBackend(draft_runner, earlier=step + 1) for step in range(steps - 1)
+            create_backend(draft_runner, earlier=step + 1) for step in range(steps - 1)
         ]
         self.attn_backend_list = self.attn_backends
         self.forward_metadata: Any = None

@@ -10,6 +10,7 @@ from typing import Any
 
 NAME = "flashsmith"
 _BACKEND = "flashsmith.integrations.sglang.backend"
+_LATENT_BACKEND = "flashsmith.integrations.sglang.latent_backend"
 _DRAFT_FACTORY = "flashsmith.integrations.sglang.draft_factory"
 _OLDEST, _NEWEST = (0, 5, 16), (0, 5, 23)
 
@@ -40,7 +41,7 @@ def register_backend() -> str:
     ):
         if NAME not in choices:
             add([NAME])
-    register_attention_backend(NAME)(_create)
+    register_attention_backend(NAME)(create_backend)
     _register_draft_backends()
     return ""
 
@@ -57,8 +58,13 @@ def _register_draft_backends() -> None:
     HookRegistry.register(target, factory, HookType.REPLACE)
 
 
-def _create(model_runner: Any) -> Any:
-    return import_module(_BACKEND).FlashsmithBackend(model_runner)
+def create_backend(model_runner: Any, **options: Any) -> Any:
+    """The backend for a model, which depends on what its caches hold."""
+    from sglang.srt.configs.model_config import AttentionArch
+
+    if model_runner.model_config.attention_arch == AttentionArch.MLA:
+        return import_module(_LATENT_BACKEND).FlashsmithLatentBackend(model_runner, **options)
+    return import_module(_BACKEND).FlashsmithBackend(model_runner, **options)
 
 
 def unsupported(release: str) -> str:
