@@ -103,7 +103,7 @@ _ORDERED_MASKED = _ORDERED | {64: _EARLY_64}
 
 # Other configs that were the fastest on the H200; they are checked together with the candidates.
 _ALSO_PROVEN: dict[HeadDims, tuple[_Tile, ...]] = {
-    64: (_EARLY_64,),
+    64: (_EARLY_64, _EARLY_64._replace(q_stages=3, do_stages=3)),
     128: (_EARLY_128,),
     HeadPair(192, 128): (_SPLIT._replace(do_stages=4), _SPLIT._replace(consumer_registers=224)),
 }
@@ -118,7 +118,8 @@ _SEPARATE: tuple[HeadDims, ...] = (64, 128, 192, 256, HeadPair(192, 128))
 _SHARED: dict[HeadDims, _Tile] = {
     192: _SPLIT,
     256: _SPLIT._replace(do_stages=1),
-    HeadPair(192, 128): _SPLIT,
+    # With 208 registers a consumer, 2 to 3% faster than with 232.
+    HeadPair(192, 128): _SPLIT._replace(consumer_registers=208),
 }
 
 
@@ -212,7 +213,9 @@ def shared_configs(dtype: DType, d_head: HeadDims) -> list[WgmmaBackwardKernelCo
     if d_head not in _SHARED:
         return []
     producer, consumer = registers(2, False, False, in_cluster=True)
-    made = _config(dtype, d_head, _SHARED[d_head])
+    tile = _SHARED[d_head]
+    consumer = tile.consumer_registers or consumer
+    made = _config(dtype, d_head, tile)
     return [replace(made, producer_registers=producer, consumer_registers=consumer, shared_dq=True)]
 
 
