@@ -99,6 +99,7 @@ def _merge(outputs: list[torch.Tensor], lses: list[torch.Tensor]) -> torch.Tenso
     _, heads, d = outputs[0].shape
     more, piece = merged_sizes(heads, d)
     pieces = [it.reshape(-1, more, piece) for it in outputs]
-    repeated = [it.repeat_interleave(more // heads, dim=0).contiguous() for it in lses]
-    merged, _ = flashsmith.merge_attention(pieces, repeated)
+    if more > heads:
+        lses = [it.repeat_interleave(more // heads, dim=0) for it in lses]
+    merged, _ = flashsmith.merge_attention(pieces, [it.contiguous() for it in lses])
     return merged.view(-1, heads, d)
