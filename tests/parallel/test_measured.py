@@ -14,7 +14,7 @@ ROWS = ROOT / "benchmarks" / "h200" / "parallel.jsonl.gz"
 # The run of the table, in which 'auto' is allgather.
 RUN = 7
 # It was measured again at these lengths.
-LATER = {("auto", 8192): 9, ("auto", 32768): 9}
+LATER = {("auto", 8192): 11, ("auto", 32768): 10}
 
 
 @pytest.fixture(scope="module")
