@@ -598,7 +598,7 @@ void DecodePlanner::keep_levels() {
         ++args.kept_levels;
 }
 
-// What CTAs ask for before their turn, and what the next launch waits for.
+// What CTAs prefetch before their turn, and what the next launch waits for.
 void DecodePlanner::prefetch() {
     if (whole) args.by_whole_runs = divisor_of(p.heads_k * tiles);
     if (whole && tiles == 1 && all_tiles > device.sm_count) args.flags |= kPrefetchesRuns;
