@@ -36,7 +36,7 @@ class ProvableImplementation(Implementation, Protocol):
         """
 
     def result(self, returned: Any) -> Any:
-        """Converts the value that a launch returned to the output in q's layout."""
+        """Makes the output, in q's layout, from the value that a launch returned."""
 
 
 @dataclass(frozen=True)

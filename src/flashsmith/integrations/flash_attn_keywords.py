@@ -35,8 +35,8 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
 
 
 def translates(function: F) -> F:
-    """A decorator: the decorated function passes its arguments to ``function``, makes the call that
-    this returns, and returns the results.
+    """A decorator for functions that only translate their arguments. ``function`` returns a
+    Translated call; its wrapper makes this call and returns the results.
 
     Unknown keywords raise ArgumentError, not TypeError. Keywords of FlashAttention are dropped if
     their values have no effect.

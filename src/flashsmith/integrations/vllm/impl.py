@@ -37,7 +37,7 @@ Window = tuple[int | None, int | None]
 
 def unserved_over_ranks(has_window: bool) -> str:
     """Why a layer cannot be served over a cache that is distributed over ranks, or ''."""
-    # How many keys of a window a rank has differs between the queries of a request.
+    # A rank holds a different number of a window's keys for each query, even within one request.
     return (
         "a window over a cache that is distributed over ranks is not served" if has_window else ""
     )
