@@ -29,7 +29,7 @@ from flashsmith.errors import FlashsmithError
 from flashsmith.families import DType, FlashForwardKernelConfig, Problem
 from flashsmith.families import parse_kernel_name_into_config as parse
 from flashsmith.families.canonical import CHUNK
-from flashsmith.parallel import allgather, rank_memory
+from flashsmith.parallel import allgather, causal_allgather, rank_memory
 from flashsmith.parallel import group as group_module
 from flashsmith.parallel.group import Group, Message
 from flashsmith.parallel.rank_memory import HERE, Word
@@ -588,6 +588,9 @@ def record_problems() -> set[Problem]:
 # --- processes -----------------------------------------------------------------------------------
 
 
+MOST_KEPT = causal_allgather._MOST_KEPT
+
+
 def one_rank(
     rank: int, ranks: int, folder: str, cases: Mapping[str, Case], scripts: tuple[str, ...]
 ) -> None:
@@ -613,6 +616,8 @@ def one_rank(
         *((name, lambda name=name: globals()[name](rank)) for name in scripts),
     ]:
         computed.clear()
+        # Short sequences would always be kept for the backward pass.
+        causal_allgather._MOST_KEPT = MOST_KEPT if "kept" in name else 0
         try:
             found[name] = run()
         except Exception:

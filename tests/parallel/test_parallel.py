@@ -47,6 +47,11 @@ PLAIN = {
     "prefixes of one": Case("allgather", (72,), batch=1, causal=True),
     "prefixes copied": Case("allgather", (80,), batch=2, causal=True, sinks=True, dlse=True),
     "prefixes of one copied": Case("allgather", (72,), batch=1, causal=True),
+    "prefixes kept": Case("allgather", (80,), batch=2, causal=True, sinks=True, dlse=True),
+    "prefixes copied and kept": Case(
+        "allgather", (80,), batch=2, causal=True, sinks=True, dlse=True
+    ),
+    "prefixes of one copied and kept": Case("allgather", (72,), batch=1, causal=True),
     "ulysses": Case("ulysses", (53,), batch=1, causal=True, sinks=True, dlse=True),
     "ulysses packed window": Case("ulysses", (23, 40, 0), (61, 77, 9), window=(7, 3), softcap=5.0),
     "auto": Case("auto", (41,), batch=1, causal=True),
@@ -227,6 +232,9 @@ def test_the_error_is_that_of_one_kernel(pair: list[dict[str, Any]], name: str) 
         ("prefixes", "prefixes again"),
         ("prefixes", "prefixes copied"),
         ("prefixes of one", "prefixes of one copied"),
+        ("prefixes", "prefixes kept"),
+        ("prefixes", "prefixes copied and kept"),
+        ("prefixes of one", "prefixes of one copied and kept"),
         ("prefixes of a pair", "prefixes of a pair copied"),
         ("prefixes of one of a pair", "prefixes of one of a pair copied"),
     ],
@@ -402,7 +410,7 @@ def test_more_ranks(ranks: int, tmp_path: Path) -> None:
                 schedule, (2 * ranks, longer, 0), (6 * ranks, even, 4 * ranks), **some
             )
     for batch in (1, 2):
-        for name in ("prefixes", "prefixes copied"):
+        for name in ("prefixes", "prefixes copied", "prefixes copied and kept"):
             some = {"batch": batch, "sinks": True, "dlse": True, **heads}
             cases[f"{name} {batch}"] = Case("allgather", (even,), causal=True, **some)
             cases[f"{name} {batch} of a pair"] = Case("allgather", (even,), **some, **CAUSAL_PAIR)

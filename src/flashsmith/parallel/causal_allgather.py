@@ -10,6 +10,9 @@ that the chunk's own keys must be last. K and V are gathered in this order:
 Rank r's earlier chunk is chunk r, and its later chunk is chunk 2P - 1 - r. In this order, the later
 chunk sees all keys from the later chunk of rank r + 1 on. The earlier chunk sees the earlier chunks
 of the ranks 0 to r. While the earlier chunk is computed, the later chunks arrive.
+
+The backward pass gathers K and V again, unless they are small: then the forward pass keeps them,
+since the host would take longer to gather them than the GPU takes to copy them.
 """
 
 from __future__ import annotations
@@ -59,6 +62,9 @@ def serves(call: GroupCall) -> bool:
 # dk and dv of a chunk, in fp32.
 _Pair = Sequence[Any]
 
+# The most bytes of gathered K and V that are kept for the backward pass.
+_MOST_KEPT = 64 << 20
+
 
 def _nothing_to_wait_for() -> None: ...
 
@@ -74,6 +80,7 @@ class _Keys(NamedTuple):
     wait_until_sent: Callable[[], None] = _nothing_to_wait_for
     # Copies of this rank's own K and V: their memory must not be used again before the last wait.
     sent: tuple[Any, ...] = ()
+    in_slot: bool = False  # A later transfer overwrites them
 
 
 def _gather(call: GroupCall, peers: RankMemory | None, k: Any, v: Any) -> _Keys:
@@ -165,11 +172,11 @@ def _copy_keys(peers: RankMemory, k: Any, v: Any) -> _Keys:
         earlier, later, all_sent = peers.send(slot, sent, it.come, own=at(it.own))
         chunk = k.shape[1] // 2
         own = k.narrow(1, 0, chunk), v.narrow(1, 0, chunk)
-        return _Keys(own, it.later, earlier, later, all_sent, (k, v))
+        return _Keys(own, it.later, earlier, later, all_sent, (k, v), in_slot=True)
     # Each of the other ranks copies its own K and V while the other K and V are being transferred.
     earlier, later, all_sent = peers.send(slot, sent, it.come)
     peers.put(slot, at(it.own))
-    return _Keys(it.earlier, it.later, earlier, later, all_sent, (k, v))
+    return _Keys(it.earlier, it.later, earlier, later, all_sent, (k, v), in_slot=True)
 
 
 def _places_of_keys(
@@ -353,13 +360,37 @@ def forward(call: GroupCall, q: Any, k: Any, v: Any, sinks: Any) -> GroupResults
             (call.return_lse, call.return_row_max), zip(earlier, later, strict=True), strict=True
         )
     )
-    return GroupResults(o, lse, row_max, (q, k, v, o, sinks, earlier[0], later[0]))
+    saved = q, k, v, o, sinks, earlier[0], later[0], *_kept(call, keys)
+    return GroupResults(o, lse, row_max, saved)
+
+
+def _kept(call: GroupCall, keys: _Keys) -> Sequence[Any]:
+    """The K and V that the later chunk sees, which the backward pass then need not gather; None
+    twice if they are too large.
+
+    All ranks decide alike: what counts is the size of whole sequences.
+    """
+    nbytes = sum(it.nbytes // it.shape[1] for it in keys.later) * call.q_layout.lengths[0]
+    if not call.has_gradients or nbytes > _MOST_KEPT:
+        return None, None
+    return [it.clone() for it in keys.later] if keys.in_slot else keys.later
+
+
+def _keys_again(call: GroupCall, peers: RankMemory | None, k: Any, v: Any, kept: Any) -> _Keys:
+    """The keys of the forward pass: those that it has kept, or gathered again."""
+    if kept[0] is None:
+        return _gather(call, peers, k, v)
+    rank, chunk = call.group.rank, k.shape[1] // 2
+    # The later chunk sees the later chunks of the ranks after this one first.
+    first = (call.group.size - 1 - rank) * chunk
+    earlier = [it.narrow(1, first, (rank + 1) * chunk) for it in kept]
+    return _Keys(earlier, kept, _nothing_to_wait_for, _nothing_to_wait_for)
 
 
 def backward(
     call: GroupCall, saved: tuple[Any, ...], do: Any, dlse: Any, needs: Needs
 ) -> GroupGradients:
-    q, k, v, o, sinks, *lses = saved
+    q, k, v, o, sinks, *lses, kept_k, kept_v = saved
     ranks, rank = call.group.size, call.group.rank
     chunk = q.shape[1] // 2
     dlses = (None, None) if dlse is None else [it.contiguous() for it in dlse.chunk(2, -1)]
@@ -368,7 +399,7 @@ def backward(
     differentiate = functools.partial(_differentiate, call, inputs)
 
     peers = _peers(call, k, v)
-    keys = _gather(call, peers, k, v)
+    keys = _keys_again(call, peers, k, v, (kept_k, kept_v))
     keys.wait_for_earlier()
     keys.wait_for_later()
     later = differentiate(1, keys.later)
