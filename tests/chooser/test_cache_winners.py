@@ -13,6 +13,7 @@ from flashsmith.chooser import choose, forget_choices
 from flashsmith.chooser.decode import CHOOSERS
 from flashsmith.chooser.winners import RankedConfig, WinnersTable, record_winners
 from flashsmith.families import Problem, parse_kernel_name_into_config
+from flashsmith.tracing import trace
 
 SIZES = "b64 s1:8192 h32:8 d128 bf16 decode"
 E4M3, E5M2 = Problem.parse(f"{SIZES} cache_e4m3"), Problem.parse(f"{SIZES} cache_e5m2")
@@ -80,3 +81,23 @@ def test_calls_use_measurements_of_sizes_nearby(own_table: Path) -> None:
     # Sequences of many queries need kernels that the measured config has not.
     many = CHOOSERS["invariant"](replace(E4M3, seq_q=300), H200)
     assert many.chunk_rows
+
+
+@pytest.mark.parametrize("split", CHOOSERS)
+@pytest.mark.parametrize("cache", ["cache_e4m3", "cache_scaled"])
+def test_calls_with_functions_have_no_entries_and_are_chosen(split: str, cache: str) -> None:
+    plain = Problem.parse(f"{SIZES} {cache}")
+    doubled = trace(lambda score, b, h, q_idx, kv_idx: score * 2, None).program
+    semantics = replace(plain.semantics, uneven=True, program=doubled)
+    problem = replace(plain, semantics=semantics)
+    chosen = CHOOSERS[split](problem, H200)
+    assert chosen.family.cache_of(chosen) == plain.cache
+
+
+@pytest.mark.parametrize("knobs", [{"B_r": 32}, {"chunk_rows": 64}], ids=str)
+def test_tiles_of_other_rows_may_divide_keys_otherwise(knobs: dict[str, int]) -> None:
+    """All tiles of a sequence share its parts, so that their number changes the bits."""
+    chosen = choose(E4M3, H200).config
+    other = replace(chosen, **knobs)
+    assert not chosen.family.have_same_order(chosen, other, H200.arch)
+    assert other not in chosen.family.neighbours(chosen)

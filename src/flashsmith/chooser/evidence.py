@@ -261,8 +261,11 @@ def fastest_over_cache(
     config: Any, problem: Problem, device: DeviceSpec, table: WinnersTable
 ) -> Any:
     """`config`, or the config of its order that was fastest over a cache of the problem's format in
-    the nearest entry of the table that has one. Both give the same bits."""
-    if not problem.cache:
+    the nearest entry of the table that has one. Both give the same bits.
+
+    Tables have no entries for problems with functions, which keep `config`.
+    """
+    if not problem.cache or problem.semantics.program:
         return config
     family = config.family
     for found in table.lookup(problem, device):

@@ -93,14 +93,18 @@ def order(cfg: FlashDecodeKernelConfig, arch: int) -> Order:
         warps = "of a part by warp, then "
         if cfg.chunk_rows:
             states += f"; of sequences of more than {cfg.most_rows_without_chunks} rows {ONE_STATE}"
+    # All tiles of a sequence share its parts.
+    rows = f"{cfg.B_r} rows"
+    if cfg.chunk_rows:
+        rows += f", of more than {cfg.most_rows_without_chunks} rows {cfg.chunk_rows}"
     return Order.own(
         arch,
         cfg.B_c,
         direction=FIRST_TILE,
         states=states,
         chunks=(
-            f"of at least {cfg.min_keys} keys, at most {cfg.parts_per_sm} per SM by the "
-            "sequence's length, from the first visible tile on"
+            f"of at least {cfg.min_keys} keys, at most {cfg.parts_per_sm} per SM by the sequence's "
+            f"length and its tiles of {rows}, from the first visible tile on"
         ),
         merge=f"{warps}of parts as a binary tree",
     )

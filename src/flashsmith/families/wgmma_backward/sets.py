@@ -135,9 +135,16 @@ def with_separate_dq(cfg: WgmmaBackwardKernelConfig) -> WgmmaBackwardKernelConfi
 
 
 def without_shared_dq(cfg: WgmmaBackwardKernelConfig) -> WgmmaBackwardKernelConfig:
-    """The config whose CTAs add dq of their own keys, with the registers that these can have."""
+    """The config whose CTAs add dq of their own keys, with the registers and the stages of do that
+    these can have."""
     producer, consumer = registers(2, False, False)
-    return replace(cfg, producer_registers=producer, consumer_registers=consumer, shared_dq=False)
+    return replace(
+        cfg,
+        do_stages=max(cfg.do_stages, _SPLIT.do_stages),
+        producer_registers=producer,
+        consumer_registers=consumer,
+        shared_dq=False,
+    )
 
 
 def without_dq(cfg: WgmmaBackwardKernelConfig) -> WgmmaBackwardKernelConfig:
