@@ -101,3 +101,11 @@ def test_tiles_of_other_rows_may_divide_keys_otherwise(knobs: dict[str, int]) ->
     other = replace(chosen, **knobs)
     assert not chosen.family.have_same_order(chosen, other, H200.arch)
     assert other not in chosen.family.neighbours(chosen)
+
+
+def test_no_kernel_is_listed_twice() -> None:
+    problem = Problem.parse("b4 s1:8192 h32:8 d128 bf16 decode causal canonical cache_e4m3")
+    table = with_times(problem, of_stages(problem, 2))
+    found = choose(problem, H200, table=table)
+    listed = [found.config, *(one.config for one in found.runners_up)]
+    assert len(listed) == len(set(listed))

@@ -31,7 +31,12 @@ UNEVEN = Semantics(uneven=True)
 CAUSAL = Semantics("causal", uneven=True)
 WINDOW = Semantics("window", uneven=True)
 PACKED = Semantics("causal", packed=True, uneven=True)
-KERNELS = {UNEVEN: [FINE, WHOLE_FINE], CAUSAL: [COARSE, WHOLE_COARSE], PACKED: [COARSE]}
+KERNELS = {
+    UNEVEN: [FINE, WHOLE_FINE],
+    CAUSAL: [COARSE, WHOLE_COARSE],
+    WINDOW: [COARSE],
+    PACKED: [COARSE],
+}
 for computed, configs in KERNELS.items():
     shared_kernels.want(configs, computed)
 ENDS = [
@@ -47,11 +52,11 @@ QUICK = [
     *((FINE, UNEVEN, problem) for problem in ENDS),
     *((COARSE, CAUSAL, problem) for problem in DIAGONALS),
     (COARSE, PACKED, PACKED_CALL),
+    (COARSE, WINDOW, {"seq": 200, "seq_k": 260, "window": (90, 20)}),
 ]
 OF_FULL = [
     *((COARSE, UNEVEN, problem) for problem in ENDS),
     *((FINE, CAUSAL, problem) for problem in DIAGONALS),
-    (COARSE, WINDOW, {"seq": 200, "seq_k": 260, "window": (90, 20)}),
 ]
 
 

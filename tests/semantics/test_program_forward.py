@@ -67,7 +67,7 @@ def test_every_kind_of_call(name: str) -> None:
         pytest.param(cfg, name, id=f"{name}-{how}", marks=[pytest.mark.full] * (name != plain))
         for cfg, how, plain in (
             (OVERLAP, "overlap", "packed causal"),
-            (DIRECT, "direct_O", ""),
+            (DIRECT, "direct_O", "many heads"),
         )
         for name in ("packed causal", "many heads")
     ],

@@ -165,15 +165,17 @@ def _expected_here(
     ``evidence`` may have been gathered for without_batch(problem), which replaces the given problem
     when a kernel is chosen.
     """
-    found = []
+    found: dict[Any, ExpectedTime] = {}
     for one in evidence.expected:
         config = adapt_to_queries(one.config, problem, device)
         config = fastest_over_cache(config, problem, device, winners)
+        if config in found:
+            continue
         is_another = without_batch(problem) != problem or config != one.config
         if is_another and config.family.has_cost_model:
             one = ExpectedTime(config, estimate(config, problem, device).ms)
-        found.append(replace(one, config=config))
-    return found
+        found[config] = replace(one, config=config)
+    return [*found.values()]
 
 
 def _milliseconds(ms: float) -> str:

@@ -396,7 +396,7 @@ class WgmmaBackwardKernelConfig(WarpgroupBackwardConfig):
         """Bytes of a CTA's K and V, of the stages of Q and do, and of dS for sums of dq.
 
         This includes P with split_roles, the other CTA's S and dP with cta_pair, half of the other
-        CTA's K and of its dS with shared_dq, and the dq that TMA adds with bulk_sums.
+        CTA's K and all of its dS with shared_dq, and the dq that TMA adds with bulk_sums.
         """
         of_qk = (self.B_c + self.q_stages * self.B_r) * tile_columns(self.columns)
         of_v = (self.B_c + self.do_stages * self.B_r) * tile_columns(self.v_columns)
