@@ -207,8 +207,8 @@ def _tensor_core(module: ParsedModule) -> TensorCore:
 
 
 def _ctas_per_wave(launch: Launch, translated: Translated, sm_count: int | None) -> int:
-    """The number of CTAs that run together; they are consecutive in flat order and form whole
-    clusters.
+    """Returns the number of CTAs that run together; they are consecutive in flat order and form
+    whole clusters.
 
     If CTAs wait for each other, this is the number that a GPU with ``sm_count`` SMs can hold.
     """
@@ -259,7 +259,7 @@ def _run_wave(translated: Translated, wave: Wave, random: RandomSchedule | None)
 
 
 def _groups(geometry: Geometry, random: RandomSchedule | None, unit: int) -> list[Group]:
-    """All threads as one group.
+    """Returns all threads as one group.
 
     With a random schedule: several groups, each of whole warps or warpgroups (``unit`` threads).
     """
@@ -275,7 +275,8 @@ def _groups(geometry: Geometry, random: RandomSchedule | None, unit: int) -> lis
 
 
 def _located(translated: Translated, error: Exception) -> EmulatorError:
-    """A copy of the error that also names the PTX line and the source line that caused it."""
+    """Returns a copy of the error that also names the PTX line and the source line that caused
+    it."""
     site: Site | None = None
     trace = error.__traceback__
     file = f"<emulated {translated.entry.name}>"

@@ -37,7 +37,7 @@ class Site:
 
     @staticmethod
     def of(instruction: Instruction) -> Site:
-        """The site of a parsed instruction."""
+        """Returns the site of a parsed instruction."""
         location = instruction.location
         caller = ""
         if location is not None and location.inlined_at is not None:
@@ -320,14 +320,14 @@ class Clusters:
         return self.cluster[0] * self.cluster[1] * self.cluster[2]
 
     def rank(self, cta: Any) -> Any:
-        """The rank of each CTA (an int or an array) in its cluster."""
+        """Returns the rank of each CTA (an int or an array) in its cluster."""
         if self.size == 1:
             return cta * 0
         (gx, gy, _), (cx, cy, cz) = self.grid, self.cluster
         return cta % gx % cx + cx * (cta // gx % gy % cy + cy * (cta // gx // gy % cz))
 
     def number(self, cta: Any) -> Any:
-        """The flat number of each CTA's cluster."""
+        """Returns the flat number of each CTA's cluster."""
         if self.size == 1:
             return cta
         (gx, gy, _), (cx, cy, cz) = self.grid, self.cluster
@@ -335,7 +335,7 @@ class Clusters:
         return cta % gx // cx + gx // cx * row
 
     def peer(self, cta: Any, rank: Any) -> Any:
-        """The CTA that has this rank in the cluster of ``cta``; both are ints or arrays."""
+        """Returns the CTA that has this rank in the cluster of ``cta``; both are ints or arrays."""
         if self.size == 1:
             return cta + rank * 0
         (gx, gy, _), (cx, cy, cz) = self.grid, self.cluster
@@ -392,7 +392,7 @@ class GlobalMemoryView(ABC):
 
     @abstractmethod
     def ranges(self) -> Sequence[MemoryRange]:
-        """The registered ranges, ordered by address."""
+        """Returns the registered ranges, ordered by address."""
 
 
 class Observer:

@@ -155,7 +155,8 @@ class UnusableAddress(Exception):
 
 
 def _swapped(*tensors: Any) -> tuple[Any, ...]:
-    """The arguments, with dimensions 1 and 2 of every 4-D tensor swapped. None stays None."""
+    """Returns the arguments, with dimensions 1 and 2 of every 4-D tensor swapped. None stays
+    None."""
     return tuple(it.transpose(1, 2) if it is not None and it.dim() == 4 else it for it in tensors)
 
 

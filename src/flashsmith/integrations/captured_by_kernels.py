@@ -45,7 +45,8 @@ class Coordinates(NamedTuple):
 
 
 def axis_of(node: Typed) -> str | None:
-    """The axis along which a kernel sums the contributions to a read; None if no kernel can."""
+    """Returns the axis along which a kernel sums the contributions to a read; None if no kernel
+    can."""
     indices: tuple[Typed, ...] = node.operands[2:]
     parts = {part for it in indices for part in it.parts()}
     if SCORE in parts:
@@ -87,7 +88,7 @@ class Slope(NamedTuple):
 
     @classmethod
     def of(cls, score: Typed, node: Typed, axis: str) -> Slope:
-        """The slope for a read that is summed along an axis."""
+        """Returns the slope for a read that is summed along an axis."""
         slope = derivative(score, node)
         if axis == "elements":
             is_shared = is_uniform(slope)
@@ -131,14 +132,14 @@ class ScoreSums:
         return all(shape[indices.index(it)] >= length for it, length in longest)
 
     def slope(self, node: Typed, axis: str) -> Slope:
-        """The slope of a read that is summed along an axis."""
+        """Returns the slope of a read that is summed along an axis."""
         score = self.program.program.score
         assert score is not None
         return Slope.of(score, node, axis)
 
     def summed_by(self, slope: Typed) -> BoundProgram:
-        """The program of a kernel that sums the contributions, weighted by ``slope`` at each
-        element."""
+        """Returns the program of a kernel that sums the contributions, weighted by ``slope`` at
+        each element."""
         its = self.program.program
         found = program_of(its.score, its.mask, slope)
         tensors = dict(zip((it.name for it in its.reads), self.program.tensors, strict=True))

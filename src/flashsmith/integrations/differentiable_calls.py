@@ -128,7 +128,7 @@ def remember_swapped(
 
 
 def _cached_forward(tensors: tuple[Any, ...], this: SavedCall) -> CachedCall | None:
-    """The cached call of the forward pass that has just run on q, k and v."""
+    """Returns the cached call of the forward pass that has just run on q, k and v."""
     q, k, v = tensors
     with torch.no_grad():  # the mode within an autograd function
         signature = attention_call(*forward_arguments(q, k, v, None, None, None, this.opts))
@@ -136,7 +136,7 @@ def _cached_forward(tensors: tuple[Any, ...], this: SavedCall) -> CachedCall | N
 
 
 def _run_of(this: SavedCall, follows_pytorch: bool) -> Callable[[tuple[Any, ...]], Any]:
-    """The function that run_repeated calls for a pass with gradients."""
+    """Returns the function that run_repeated calls for a pass with gradients."""
 
     def run(given: tuple[Any, ...]) -> Any:
         if not _grad_enabled() or (

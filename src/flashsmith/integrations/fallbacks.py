@@ -25,7 +25,7 @@ class Reason(NamedTuple):
         return f"{self.argument}: {self.facts}"
 
     def error(self) -> ArgumentError:
-        """The reason as an error, for callers who want no fallback."""
+        """Returns the reason as an error, for callers who want no fallback."""
         return ArgumentError(f"{self}; strict=False leaves such calls to PyTorch")
 
 
@@ -68,7 +68,8 @@ def _without_numbers(facts: str) -> str:
 
 
 def fallback_count() -> int:
-    """How often this process fell back to PyTorch; calls traced by torch.compile count once."""
+    """Returns how often this process fell back to PyTorch; calls traced by torch.compile count
+    once."""
     return _count
 
 

@@ -248,7 +248,8 @@ def flash_attn_varlen_func(
 def _options(
     causal: bool, window_size: Any, softcap: float, scale: float | None, sinks: Any, bits: Any
 ) -> dict[str, Any]:
-    """The keywords for masks, scores and bits that attention() and attention_with_cache() share."""
+    """Returns the keywords for masks, scores and bits that attention() and attention_with_cache()
+    share."""
     return {
         "causal": causal,
         "window": _window(window_size),
@@ -276,8 +277,8 @@ def _of_used_keys(q: Any, k: Any, v: Any, return_lse: bool, **keywords: Any) -> 
 
 
 def _probs(are_asked_for: bool) -> tuple[None, ...]:
-    """The entry for the probabilities that FlashAttention returns last: (None,) if it is requested,
-    because they are never stored, and otherwise ()."""
+    """Returns the entry for the probabilities that FlashAttention returns last: (None,) if it is
+    requested, because they are never stored, and otherwise ()."""
     return (None,) if are_asked_for else ()
 
 
@@ -502,15 +503,15 @@ def _check_equal(name: str, given: Any, other_name: str, other: Any, advice: str
 
 
 def _lengths_between(name: str, offsets: Any) -> Any:
-    """The differences between consecutive offsets. Raises ArgumentError unless ``offsets`` has one
-    dimension."""
+    """Returns the differences between consecutive offsets. Raises ArgumentError unless ``offsets``
+    has one dimension."""
     _shape(name, offsets, 1)
     return offsets[1:] - offsets[:-1]
 
 
 def _lengths(q: Any, k_cache: Any, page_table: Any, cu_seqlens_q: Any, length: int | None) -> Any:
-    """The same length for every sequence, as a tensor of q's framework. If ``length`` is None, it
-    is the length of the whole cache.
+    """Returns the same length for every sequence, as a tensor of q's framework. If ``length`` is
+    None, it is the length of the whole cache.
 
     Raises ArgumentError if the length does not fit int32, or if the tensors' shapes do not
     determine the cache's length or the number of sequences.
@@ -540,7 +541,7 @@ def _in_words(tensor: Any) -> str:
 
 
 def _alibi(slopes: Array | None) -> dict[str, Any]:
-    """The keywords of attention() for ALiBi.
+    """Returns the keywords of attention() for ALiBi.
 
     Distances are measured between positions, not between indices.
     """
@@ -553,14 +554,15 @@ def _alibi(slopes: Array | None) -> dict[str, Any]:
 
 
 def _alibi_over_cache(slopes: Array | None) -> dict[str, Any]:
-    """The keywords of attention_with_cache() for ALiBi. There, indices are already positions."""
+    """Returns the keywords of attention_with_cache() for ALiBi. There, indices are already
+    positions."""
     found = _alibi(slopes)
     found.pop("positions", None)
     return found
 
 
 def _chunks(attention_chunk: Any) -> dict[str, Any]:
-    """The keywords of attention_with_cache() for chunks of positions. There are none if
+    """Returns the keywords of attention_with_cache() for chunks of positions. There are none if
     ``attention_chunk`` is 0 or None."""
     size = 0 if attention_chunk is None else whole_number(attention_chunk)
     if size is None or size < 0:

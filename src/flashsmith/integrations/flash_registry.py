@@ -355,7 +355,8 @@ def _swapped(*tensors: Any) -> tuple[Any, ...]:
 
 
 def _laid_out_like(tensors: tuple[Any, ...], ours: tuple[Any, ...]) -> tuple[Any, ...]:
-    """The tensors ``ours``, with the strides that torch.empty_like would choose for ``tensors``."""
+    """Returns the tensors ``ours``, with the strides that torch.empty_like would choose for
+    ``tensors``."""
     found = []
     for tensor, one in zip(tensors, ours, strict=True):
         strides = torch.empty_like(tensor, device="meta").stride()
@@ -375,8 +376,8 @@ def _limit(size: int | None) -> int | None:
 
 
 def _no_dropout(query: Any) -> tuple[Any, Any, Any]:
-    """The additional results that PyTorch expects from a call without dropout: the seed and the
-    offset of the random numbers, and the debug mask."""
+    """Returns the additional results that PyTorch expects from a call without dropout: the seed and
+    the offset of the random numbers, and the debug mask."""
     state, offset = (
         torch.zeros(shape, dtype=torch.uint64, device=query.device) for shape in ((2,), ())
     )

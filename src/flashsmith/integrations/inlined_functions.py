@@ -54,7 +54,8 @@ INLINED = None if BaseHOP is None else _Inlined()
 def inlined_call(
     op: Any, roots: Any, block_sizes: tuple[int, int] | None, positions: str
 ) -> Callable[..., Any] | None:
-    """A function that calls ``op``, which takes a program, with its tensors except ``reads``.
+    """Returns a function that calls ``op``, which takes a program, with its tensors except
+    ``reads``.
 
     ``roots`` are the roots of a plan: the score function, the bias and two masks. Returns None if
     the compiler cannot trace them into its graph, or they are not what attention() takes.
@@ -96,7 +97,7 @@ def _are_usable(roots: Any) -> bool:
 def _values(
     roots: Any, block_sizes: tuple[int, int] | None, positions: str, arguments: Any
 ) -> tuple[Any, Any]:
-    """The new score, and whether the query sees the key; None for what no root changes."""
+    """Returns the new score, and whether the query sees the key; None for what no root changes."""
     score_mod, bias, *masks = roots
     score, b, h, q, k, row = arguments
     row = row if positions == "end" else q
@@ -117,7 +118,8 @@ def _values(
 
 
 def _function(root: Any, block_sizes: tuple[int, int] | None = None) -> Any:
-    """A root, or a part of one, as a function; tensors and numbers of a part are unchanged."""
+    """Returns a root, or a part of one, as a function; tensors and numbers of a part are
+    unchanged."""
     if isinstance(root, torch.Tensor):
         return table_function(root)
     if type(root) is not tuple:
@@ -206,7 +208,8 @@ def _parse(graph: Any) -> _Parsed:
 
 
 def _needed(result: Any, traced: list[Any], given: set[Any]) -> list[Any]:
-    """The traced nodes from which ``result`` is computed, in order, without the given ones."""
+    """Returns the traced nodes from which ``result`` is computed, in order, without the given
+    ones."""
     wanted = {result}
     for node in reversed(traced):
         if node in wanted:
@@ -215,8 +218,8 @@ def _needed(result: Any, traced: list[Any], given: set[Any]) -> list[Any]:
 
 
 def _run(graph: Any, operands: tuple[Any, ...]) -> Any:
-    """What the graph returns for these operands, with the op that takes a program in place of its
-    call."""
+    """Returns what the graph returns for these operands, with the op that takes a program in place
+    of its call."""
     parsed = _parsed(graph)
     values: dict[Any, Any] = {}
     given = iter(operands)
@@ -251,7 +254,7 @@ def _attend(parsed: _Parsed, values: Mapping[Any, Any]) -> Any:
 
 
 def _plan(parsed: _Parsed, captured: tuple[Any, ...], roots: Any) -> GraphPlan:
-    """The plan for what the graph takes now."""
+    """Returns the plan for what the graph takes now."""
     described = tuple(map(_stand_in, captured))
     kinds = tuple(it if isinstance(it, tuple) else type(it) for it in described)
     known = parsed.plans.setdefault(kinds, [])
@@ -271,7 +274,7 @@ def _plan(parsed: _Parsed, captured: tuple[Any, ...], roots: Any) -> GraphPlan:
 
 
 def _roots(parsed: _Parsed, captured: Any) -> Any:
-    """The roots of a plan's paths."""
+    """Returns the roots of a plan's paths."""
     score, mask = (
         None if it is None else (PARTS, it, captured) for it in (parsed.score, parsed.mask)
     )
@@ -279,7 +282,7 @@ def _roots(parsed: _Parsed, captured: Any) -> Any:
 
 
 def _stand_in(value: Any) -> Any:
-    """What a plan needs to know of a tensor or a number."""
+    """Returns what a plan needs to know of a tensor or a number."""
     if isinstance(value, torch.Tensor):
         return TENSOR, tuple(1 if size == 1 else 2 for size in value.shape), value.dtype
     if isinstance(value, torch.SymInt | torch.SymFloat):

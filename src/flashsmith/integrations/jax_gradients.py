@@ -106,7 +106,8 @@ class _Call(NamedTuple):
     emulate: bool
 
     def _of(self, sinks: Any, reads: Sequence[Any]) -> ForwardOptions:
-        """The call's options, with these sinks and these arrays in place of the original ones."""
+        """Returns the call's options, with these sinks and these arrays in place of the original
+        ones."""
         bound = self.options.program
         bound = None if bound is None else bound._replace(tensors=tuple(reads))
         return self.options._replace(sinks=sinks, program=bound)

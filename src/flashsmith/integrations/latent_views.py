@@ -9,8 +9,8 @@ from flashsmith.errors import ArgumentError
 
 
 def whole_rows(k_cache: Any, v_cache: Any) -> Any:
-    """A view of the PyTorch tensor whose first columns are v_cache and whose next columns are
-    k_cache; nothing is copied.
+    """Returns a view of the PyTorch tensor whose first columns are v_cache and whose next columns
+    are k_cache; nothing is copied.
 
     Raises ArgumentError unless both are such views.
     """

@@ -13,7 +13,7 @@ from flashsmith.operations.backward import gradients_word, n_columns
 def _scores(
     q: Any, k: Any, cu_q: Any, cu_k: Any, causal: bool, left: int | None, right: int | None
 ) -> float:
-    """The number of scores of one head that are not masked, summed over sequences.
+    """Returns the number of scores of one head that are not masked, summed over sequences.
 
     Causal attention without a window counts half of all scores. Offsets without values (fake and
     meta tensors) count as one sequence.

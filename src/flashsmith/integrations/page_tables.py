@@ -73,7 +73,7 @@ def _arange(xp: Any, count: int, like: Any) -> Any:
 
 
 def full_int32(shape: tuple[int, ...], value: int, like: Any) -> Any:
-    """A tensor filled with ``value``, of the framework of ``like`` and on its device."""
+    """Returns a tensor filled with ``value``, of the framework of ``like`` and on its device."""
     xp = _namespace("q", like)
     where = {"device": like.device} if xp.__name__ == "torch" else {}
     return xp.full(shape, value, dtype=xp.int32, **where)

@@ -85,8 +85,8 @@ _emulation_enabled = assume_constant_result(env.emulation_enabled)
 
 
 def _autocast_dtype(device: str) -> Any:
-    """The dtype to which autocast casts tensors on this device type; None if autocast is not
-    enabled."""
+    """Returns the dtype to which autocast casts tensors on this device type; None if autocast is
+    not enabled."""
     # PyTorch raises an error for device types without autocast, such as meta.
     if device not in _WITH_AUTOCAST or not torch.is_autocast_enabled(device):
         return None
@@ -104,7 +104,8 @@ def check_emulate(emulate: Any) -> bool | None:
 
 
 def under_autocast(*tensors: Any) -> tuple[Any, ...]:
-    """The tensors, cast as autocast, if enabled, would cast the inputs of PyTorch's own attention.
+    """Returns the tensors, cast as autocast, if enabled, would cast the inputs of PyTorch's own
+    attention.
 
     Arguments that are not tensors, and tensors on another device type, are returned unchanged.
     """
@@ -121,7 +122,7 @@ def under_autocast(*tensors: Any) -> tuple[Any, ...]:
 
 
 def under_autocast_over(k_cache: Any, *tensors: Any) -> tuple[Any, ...]:
-    """The tensors, cast by autocast to the dtype of the KV cache that they are used with.
+    """Returns the tensors, cast by autocast to the dtype of the KV cache that they are used with.
 
     Tensors that already have the cache's dtype are returned unchanged, for any dtype of autocast,
     unless the cache is float32.
@@ -150,7 +151,7 @@ def is_cast(tensor: Any) -> bool:
 
 
 def why_not_now(tracing: bool) -> Reason | None:
-    """Why the kernels cannot run in PyTorch's current state, or None if they can.
+    """Returns why the kernels cannot run in PyTorch's current state, or None if they can.
 
     ``tracing``: the result of is_tracing(). Callers check this before they read any tensor:
     transform() explains why.
@@ -162,7 +163,7 @@ def why_not_now(tracing: bool) -> Reason | None:
 
 
 def transform(tracing: bool) -> Reason | None:
-    """Why the kernels cannot run in PyTorch's current mode; None if they can.
+    """Returns why the kernels cannot run in PyTorch's current mode; None if they can.
 
     In some modes, tensors have no storage, or their sizes are not concrete integers.
     """
@@ -216,8 +217,8 @@ def _is_one_grad() -> bool:
 
 
 def without_transforms(tensor: Any) -> Any:
-    """The tensor without the wrappers that torch.func's transforms put around it; a plain tensor is
-    returned unchanged."""
+    """Returns the tensor without the wrappers that torch.func's transforms put around it; a plain
+    tensor is returned unchanged."""
     while torch._C._functorch.is_functorch_wrapped_tensor(tensor):
         tensor = torch._C._functorch.get_unwrapped(tensor)
     return tensor
@@ -236,8 +237,8 @@ def reads_environment(device: Any) -> bool:
 def why_not_on(
     device: Any, emulate: bool | None, d: int, *, with_gradients: bool, over_cache: bool = False
 ) -> Reason | None:
-    """Why calls of head dimension ``d`` on a torch.device ('cpu' or 'cuda') are left to PyTorch;
-    None if the kernels compute them.
+    """Returns why calls of head dimension ``d`` on a torch.device ('cpu' or 'cuda') are left to
+    PyTorch; None if the kernels compute them.
 
     ``over_cache``: whether attention_with_cache() serves these calls.
     """

@@ -35,7 +35,7 @@ class SavedCall:
         self.swapped = False
 
     def returned(self, o: Any, lse: Any, row_max: Any = None) -> Any:
-        """The results, in the form in which attention() returns them."""
+        """Returns the results, in the form in which attention() returns them."""
         if self.return_lse:
             return (o, lse) if row_max is None else (o, lse, row_max)
         return o if row_max is None else (o, row_max)
@@ -52,8 +52,8 @@ def required(*tensors: Any) -> tuple[bool, ...]:
 def forward_arguments(
     q: Any, k: Any, v: Any, sinks: Any, cu_q: Any, cu_k: Any, opts: OpOptions
 ) -> Any:
-    """The arguments of run_call and attention_call: a config or its chooser, the tensors, the
-    options, emulate, and the backward pass that follows."""
+    """Returns the arguments of run_call and attention_call: a config or its chooser, the tensors,
+    the options, emulate, and the backward pass that follows."""
     _, config, after, repeatable, emulate = opts
     options = opts.options.with_tensors(sinks, cu_q, cu_k)
     ahead = backward_ahead(after, repeatable, *required(q, k, v))
@@ -78,7 +78,8 @@ def backward_arguments(
     tensors: tuple[Any, ...], dlse: Any, sinks: Any, cu_q: Any, cu_k: Any, opts: OpOptions,
     needs: tuple[bool, bool, bool, bool], fp32_gradients: bool,
 ) -> Any:  # fmt: skip
-    """The arguments of run_backward and backward_call; ``tensors`` are do, q, k, v, o and lse."""
+    """Returns the arguments of run_backward and backward_call; ``tensors`` are do, q, k, v, o and
+    lse."""
     _, _, config, repeatable, emulate = opts
     dtype = "float32" if fp32_gradients else None
     options = BackwardOptions(

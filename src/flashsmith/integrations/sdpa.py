@@ -136,7 +136,7 @@ class _SdpaCall(NamedTuple):
 def _by_kernel_or_reason(
     call: _SdpaCall, emulate: bool | None, bits: str | None, arguments: tuple[Any, ...] | None
 ) -> Any:
-    """The kernels' output, or the reason that the kernels cannot serve the call.
+    """Returns the kernels' output, or the reason that the kernels cannot serve the call.
 
     If ``arguments``, the arguments of sdpa(), are given, the call is recorded under them.
     """
@@ -153,7 +153,7 @@ def _by_kernel_or_reason(
 
 
 def _why_not(call: _SdpaCall, emulate: bool | None) -> Reason | None:
-    """Why the kernels cannot serve a call, or None.
+    """Returns why the kernels cannot serve a call, or None.
 
     Raises ArgumentError for an unknown value of ``emulate``.
     """
@@ -193,7 +193,7 @@ def _check_fallback(reason: Reason, bits: str | None, *, strict: bool) -> None:
 
 
 def tensor_facts(tensor: Any, tracing: bool) -> TensorFacts:
-    """The properties of a tensor that decide whether a kernel can take it."""
+    """Returns the properties of a tensor that decide whether a kernel can take it."""
     name = str if tracing else _name
     dtype, device = name(tensor.dtype).removeprefix("torch."), name(tensor.device)
     if tensor.is_nested:  # some nested tensors have no shape
@@ -225,7 +225,8 @@ def _why_not_mask(mask: Any, problem: SdpaProblem) -> Reason | None:
 
 
 def mask_keywords(mask: Any, query: Any, key: Any) -> dict[str, Any]:
-    """The keywords with which attention() applies a mask tensor that is broadcast to the scores."""
+    """Returns the keywords with which attention() applies a mask tensor that is broadcast to the
+    scores."""
     if mask is None:
         return {}
     # The kernel broadcasts batch and heads.
@@ -234,7 +235,8 @@ def mask_keywords(mask: Any, query: Any, key: Any) -> dict[str, Any]:
 
 
 def _added(mask: Any) -> Callable[..., Any]:
-    """A score function that adds a mask tensor, which may contain its dtype's lowest number.
+    """Returns a score function that adds a mask tensor, which may contain its dtype's lowest
+    number.
 
     All such scores become the same number: a row of only such scores is the mean of v, as in
     PyTorch. -inf stays, and hides the key.

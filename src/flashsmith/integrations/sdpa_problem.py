@@ -46,7 +46,7 @@ class SdpaProblem(NamedTuple):
 
 
 def why_not(problem: SdpaProblem) -> Reason | None:
-    """Why the kernels cannot serve ``problem``; None if they can.
+    """Returns why the kernels cannot serve ``problem``; None if they can.
 
     Calls that PyTorch refuses have a reason, too: they go to PyTorch, so that its error is raised.
     """
@@ -68,7 +68,7 @@ MASK_DTYPES = ("bool", "float16", "bfloat16", "float32")
 
 
 def why_not_mask(mask: TensorFacts, problem: SdpaProblem, *, needs_grad: bool) -> Reason | None:
-    """Why the kernels cannot apply a mask tensor in ``problem``; None if they can.
+    """Returns why the kernels cannot apply a mask tensor in ``problem``; None if they can.
 
     ``needs_grad`` is whether autograd would need the mask's gradient.
     """
@@ -96,8 +96,8 @@ def why_not_mask(mask: TensorFacts, problem: SdpaProblem, *, needs_grad: bool) -
 def mask_arguments(
     is_causal: bool, length_q: int, length_k: int
 ) -> tuple[bool, tuple[int | None, int | None]]:
-    """The causal and window arguments with which attention() applies the same mask as PyTorch's
-    is_causal.
+    """Returns the causal and window arguments with which attention() applies the same mask as
+    PyTorch's is_causal.
 
     PyTorch aligns the causal mask to the top left, attention() to the bottom right. For equal
     lengths, both alignments are the same. With more queries than keys, query i sees keys up to i if

@@ -172,8 +172,8 @@ def _fake(q: Any, _k: Any, v_cache: Any, *_: Any, return_lse: bool = False, **__
 
 
 def _autograd(name: str) -> Any:
-    """The op's autograd kernel, which raises an error if a tensor requires grad, because the op has
-    no gradients."""
+    """Returns the op's autograd kernel, which raises an error if a tensor requires grad, because
+    the op has no gradients."""
 
     def called(*tensors: Any, **keywords: Any) -> Any:
         if torch.is_grad_enabled():

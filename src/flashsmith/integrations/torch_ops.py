@@ -89,7 +89,7 @@ def _asked_forward(
     needs: Any = (),
     **keywords: Any,
 ) -> tuple[Any, ...]:
-    """The arguments of run_call and attention_call for a forward op's arguments: as
+    """Returns the arguments of run_call and attention_call for a forward op's arguments: as
     forward_arguments."""
     opts = call_options(return_lse=return_lse, return_row_max=return_row_max, **keywords)
     options = opts.options.with_tensors(sinks, cu_q, cu_k)
@@ -222,7 +222,8 @@ def _apply_by_dispatcher(function: Any, *arguments: Any) -> Any:
 
 @functools.cache
 def _of_one_level(function: Any) -> Any:
-    """A copy of an autograd function whose apply() does not start at the outermost transform.
+    """Returns a copy of an autograd function whose apply() does not start at the outermost
+    transform.
 
     From PyTorch 2.14 on, the apply() of every torch.autograd.Function starts at the outermost
     transform.

@@ -316,14 +316,14 @@ Repeated = tuple[cached_calls.Run, tuple[Any, ...]]
 
 
 def repeated_attention(*tensors: Any, **keywords: Any) -> Repeated | None:
-    """What run_repeated would run for a call to attention() with these arguments; None if it would
-    not serve the call."""
+    """Returns what run_repeated would run for a call to attention() with these arguments; None if
+    it would not serve the call."""
     return _repeated((*tensors, *keywords.values()), tuple(keywords))
 
 
 def repeated_backward(*tensors: Any, **keywords: Any) -> Repeated | None:
-    """What run_repeated would run for a call to backward() with these arguments; None if it would
-    not serve the call."""
+    """Returns what run_repeated would run for a call to backward() with these arguments; None if it
+    would not serve the call."""
     return _repeated((*tensors, *keywords.values()), _backward_names(keywords))
 
 

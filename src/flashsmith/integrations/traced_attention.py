@@ -25,7 +25,7 @@ from flashsmith.semantics.signature import ATTENTION, BACKWARD, check_pair
 
 
 def short_form(config: KernelConfig | None) -> str | None:
-    """The short form of a config; None for None.
+    """Returns the short form of a config; None for None.
 
     The fields are passed to _written() one by one, since PyTorch 2.11 cannot make a dataclass a
     constant.
@@ -37,7 +37,8 @@ def short_form(config: KernelConfig | None) -> str | None:
 
 @assume_constant_result
 def _written(family: str, *values: Any) -> str:
-    """The short form of a config; Python evaluates this function, tracers do not trace it."""
+    """Returns the short form of a config; Python evaluates this function, tracers do not trace
+    it."""
     return str(family_named(family).config_class(*values))
 
 
@@ -80,8 +81,8 @@ def attention_by_op(q: Any, k: Any, v: Any, **keywords: Any) -> Any:
 
 
 def of_op(asked: dict[str, Any], names: str) -> dict[str, Any]:
-    """The arguments of an op's schema for the options in ``names`` and for the options that all ops
-    have."""
+    """Returns the arguments of an op's schema for the options in ``names`` and for the options that
+    all ops have."""
     left, right = check_pair(asked["window"])
     limits = [name for name in ("max_seqlen_q", "max_seqlen_k") if name in asked]
     return {

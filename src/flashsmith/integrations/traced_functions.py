@@ -125,7 +125,7 @@ def over_cache_by_program(
 
 
 def _program_of(plan: Any, roots: Any) -> dict[str, Any]:
-    """A plan's string, tensors and numbers, as arguments of an op."""
+    """Returns a plan's string, tensors and numbers, as arguments of an op."""
     text, reads, ints, floats = plan
     return {
         "program": text,
@@ -136,14 +136,14 @@ def _program_of(plan: Any, roots: Any) -> dict[str, Any]:
 
 
 def _program_now(roots: Any, block_sizes: Any, positions: Any) -> dict[str, Any]:
-    """The arguments of _program_of() for functions that no plan describes, while torch.export runs
-    Python instead of tracing it."""
+    """Returns the arguments of _program_of() for functions that no plan describes, while
+    torch.export runs Python instead of tracing it."""
     text, reads, ints, floats = values_of(roots, block_sizes, positions)
     return {"program": text, "reads": list(reads), "ints": ints, "floats": floats}
 
 
 def _returned(asked: Mapping[str, Any], o: Any, lse: Any, row_max: Any) -> Any:
-    """The results, as attention() returns them."""
+    """Returns the results, as attention() returns them."""
     o = o if asked["out"] is None else asked["out"].copy_(o)
     if asked["return_lse"]:
         return (o, lse, row_max) if asked["return_row_max"] else (o, lse)
@@ -151,9 +151,9 @@ def _returned(asked: Mapping[str, Any], o: Any, lse: Any, row_max: Any) -> Any:
 
 
 def _guarded_plan(roots: Any, block_sizes: Any, positions: Any) -> Any:
-    """The plan as a string, with the paths to tensors and numbers. All other paths of the plan are
-    followed here, so that the compiler guards the objects to which they lead. Returns None if there
-    is no plan."""
+    """Returns the plan as a string, with the paths to tensors and numbers. All other paths of the
+    plan are followed here, so that the compiler guards the objects to which they lead. Returns None
+    if there is no plan."""
     if _is_made_here(roots):
         return None
     # The compiler passes objects to Python only as arguments of their own, not within tuples.
@@ -173,7 +173,7 @@ _NEVER = object()
 
 
 def _sizes_of(q: Any, k: Any, cu_q: Any) -> ScoreSizes:
-    """The sizes of the scores. For tensors that the op will refuse, no sizes are known."""
+    """Returns the sizes of the scores. For tensors that the op will refuse, no sizes are known."""
     if cu_q is None and q.dim() == k.dim() == 4:
         return ScoreSizes(q.shape[0], q.shape[2], (q.shape[1], k.shape[1]))
     if cu_q is None or q.dim() != 3 or cu_q.dim() != 1:
@@ -184,7 +184,7 @@ def _sizes_of(q: Any, k: Any, cu_q: Any) -> ScoreSizes:
 def _roots_of(
     functions: Mapping[str, Any], sizes: ScoreSizes
 ) -> tuple[tuple[Any, Any, Any, Any], tuple[int, int] | None]:
-    """The roots of a plan's paths, and the block sizes of a BlockMask."""
+    """Returns the roots of a plan's paths, and the block sizes of a BlockMask."""
     mask, block_sizes = functions.get("mask"), None
     if isinstance(mask, BlockMask):
         rows, keys = mask.BLOCK_SIZE
@@ -200,7 +200,8 @@ def _roots_of(
 def _roots_over_cache(
     functions: Mapping[str, Any], over: CacheSizes
 ) -> tuple[tuple[Any, Any, Any, Any], tuple[int, int] | None]:
-    """The roots of a plan's paths, and the block sizes of a BlockMask, for a call over a cache."""
+    """Returns the roots of a plan's paths, and the block sizes of a BlockMask, for a call over a
+    cache."""
     mask, block_sizes = functions.get("mask"), None
     if isinstance(mask, BlockMask):
         rows, keys = mask.BLOCK_SIZE
@@ -217,7 +218,7 @@ def _roots_over_cache(
 
 
 def _lists_of(mask: BlockMask, kind: str) -> tuple[Any, ...]:
-    """The root for a BlockMask that has lists of blocks."""
+    """Returns the root for a BlockMask that has lists of blocks."""
     states = states_of_lists(
         *(mask.kv_num_blocks, mask.kv_indices),
         *(mask.full_kv_num_blocks, mask.full_kv_indices),
@@ -228,7 +229,7 @@ def _lists_of(mask: BlockMask, kind: str) -> tuple[Any, ...]:
 def _with_mask(
     functions: Mapping[str, Any], mask: Any, sizes: ScoreSizes
 ) -> tuple[Any, Any, Any, Any]:
-    """The roots of a call's functions; ``mask`` is the root of the mask."""
+    """Returns the roots of a call's functions; ``mask`` is the root of the mask."""
     bias = functions.get("bias")
     for name, it in (("mask", mask), ("bias", bias)):
         if isinstance(it, torch.Tensor):
@@ -249,8 +250,8 @@ def _plain(value: Any) -> Any:
 
 
 def _described(root: Any) -> Any:
-    """A root made of constants only: each tensor is replaced by its rank and dtype, and by which of
-    its sizes are 1. Other sizes do not matter."""
+    """Returns a root made of constants only: each tensor is replaced by its rank and dtype, and by
+    which of its sizes are 1. Other sizes do not matter."""
     if isinstance(root, torch.Tensor):
         return TENSOR, tuple([1 if size == 1 else 2 for size in root.shape]), root.dtype
     return tuple([_described(it) for it in root]) if type(root) is tuple else root

@@ -185,7 +185,7 @@ class _Call(NamedTuple):
     pages: Pages | None = None
 
     def keywords(self) -> dict[str, Any]:
-        """The keywords of attention() for masks, scores, bits and emulation."""
+        """Returns the keywords of attention() for masks, scores, bits and emulation."""
         limit = None if self.window is None else self.window - 1
         return {
             "causal": self.causal,
@@ -276,7 +276,7 @@ def _check_keywords(module: Any, keywords: Mapping[str, Any]) -> None:
 def _pages_and_rows(
     module: Any, key: Any, value: Any, keywords: Mapping[str, Any]
 ) -> tuple[Any, Any, Any]:
-    """The pages that a call reads (None if it reads no pages), and its keys and values."""
+    """Returns the pages that a call reads (None if it reads no pages), and its keys and values."""
     if (unread := unread_of(key, value)) is not None:
         return unread.pages, unread.key, unread.value
     if keywords.get("block_table") is not None:
@@ -289,8 +289,8 @@ def _pages_and_rows(
 
 
 def _hidden(mask: Any, query: Any, key: Any, value: Any, sinks: Any) -> HiddenKeys:
-    """The keys that a mask hides. If the call needs gradients, the hidden keys are given in a form
-    for which flashsmith computes gradients."""
+    """Returns the keys that a mask hides. If the call needs gradients, the hidden keys are given in
+    a form for which flashsmith computes gradients."""
     hidden = hidden_by(mask, query.shape[2])
     is_cache = hidden.filled is not None or hidden.dropped is not None
     if not is_cache or not needs_gradients(query, key, value, sinks):
@@ -429,7 +429,7 @@ def _refuse_or_note(call: _Call, reason: Reason) -> None:
 
 
 def _by_kernel(call: _Call) -> Any:
-    """The output of the kernels, (batch, length, heads, d)."""
+    """Returns the output of the kernels, (batch, length, heads, d)."""
     q, k, v = (tensor.transpose(1, 2) for tensor in (call.query, call.key, call.value))
     if call.pages is not None:
         return _on_pages(call, call.pages, q, k, v)

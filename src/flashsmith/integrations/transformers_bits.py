@@ -26,7 +26,8 @@ def ask_for_bits(bits: Any) -> None:
 
 
 def asked_bits() -> str | None:
-    """The argument ``bits`` for calls to attention(); None means that FLASHSMITH_BITS decides."""
+    """Returns the argument ``bits`` for calls to attention(); None means that FLASHSMITH_BITS
+    decides."""
     return _asked
 
 

@@ -178,7 +178,7 @@ _known: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
 
 
 def hidden_by(mask: Any, queries: int) -> HiddenKeys:
-    """The keys that an attention mask hides; ``queries`` is the number of queries.
+    """Returns the keys that an attention mask hides; ``queries`` is the number of queries.
 
     Raises:
         ArgumentError: the model has changed the mask that flashsmith_mask() built.
@@ -204,7 +204,7 @@ def hidden_by(mask: Any, queries: int) -> HiddenKeys:
 
 
 def _counted(mask: Any) -> HiddenKeys:
-    """The keys that an int32 mask hides."""
+    """Returns the keys that an int32 mask hides."""
     n = mask.shape[1]
     filled, dropped = (mask[:, i, 0, 0].contiguous() if i < n else None for i in range(2))
     found = HiddenKeys(*_kind_of_form(mask), filled=filled, dropped=dropped)
@@ -219,8 +219,8 @@ def _is_one_value(mask: Any) -> bool:
 
 
 def selected_by(mask: Any, indices: Any, keys: int) -> Any:
-    """The mask of sparse attention: a (batch, 1, queries, keys) mask that also hides all keys that
-    are not among the (batch, queries, n) indices.
+    """Returns the mask of sparse attention: a (batch, 1, queries, keys) mask that also hides all
+    keys that are not among the (batch, queries, n) indices.
 
     Raises:
         ArgumentError: the mask or the indices have another shape.
@@ -241,7 +241,8 @@ def selected_by(mask: Any, indices: Any, keys: int) -> Any:
 
 
 def _hidden_by_values(mask: Any, queries: int) -> HiddenKeys | None:
-    """The keys that a mask hides, read from its shape and values; None if it is a pattern."""
+    """Returns the keys that a mask hides, read from its shape and values; None if it is a
+    pattern."""
     if mask.dim() == 2:  # the user's mask, from a model that does not call the mask function
         real = mask if mask.dtype is torch.bool else mask != 0
         return HiddenKeys(padding=real, keys=mask.shape[1])
@@ -274,7 +275,7 @@ def _form(hidden: HiddenKeys, batch_size: int, q_length: int, kv_length: int, de
 
 
 def _counts(hidden: HiddenKeys) -> Any:
-    """The values of the int32 form, (batch, n) int32."""
+    """Returns the values of the int32 form, (batch, n) int32."""
     counts = [it[:, None] for it in (hidden.filled, hidden.dropped) if it is not None]
     if hidden.padding is not None:
         counts.append(hidden.padding.to(torch.int32))
@@ -303,8 +304,8 @@ def _hidden(
     attention_mask: Any,
     device: Any,
 ) -> HiddenKeys | None:
-    """The keys hidden by the mask that transformers requests; None if only the full mask describes
-    them."""
+    """Returns the keys hidden by the mask that transformers requests; None if only the full mask
+    describes them."""
     sequences = _sequence_numbers(mask_function)
     if sequences is not None and attention_mask is None:
         numbers, (causal, window) = sequences
@@ -384,14 +385,15 @@ def _numbers_sequences(padding: Any) -> bool:
 
 
 def _closure(function: MaskFunction) -> dict[str, Any]:
-    """The closure variables of a nested function, by name."""
+    """Returns the closure variables of a nested function, by name."""
     cells = getattr(function, "__closure__", None) or ()
     names = getattr(getattr(function, "__code__", None), "co_freevars", ())
     return {name: cell.cell_contents for name, cell in zip(names, cells, strict=True)}
 
 
 def _parts(function: MaskFunction) -> dict[str, MaskFunction]:
-    """The masks that and_masks() combined, keyed by the names of the functions that made them."""
+    """Returns the masks that and_masks() combined, keyed by the names of the functions that made
+    them."""
     if is_tracing() or getattr(function, "__name__", "") != "and_mask":
         return {}
     joined = _closure(function).get("mask_functions", ())
@@ -420,8 +422,8 @@ def _kind(function: MaskFunction) -> tuple[bool, int] | None:
 
 
 def _sequence_numbers(function: MaskFunction) -> tuple[Any, tuple[bool, int]] | None:
-    """The (batch, keys) sequence numbers of packed sequences, and the kind of mask within each
-    sequence.
+    """Returns the (batch, keys) sequence numbers of packed sequences, and the kind of mask within
+    each sequence.
 
     None if the mask is not for packed sequences.
     """

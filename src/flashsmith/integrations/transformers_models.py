@@ -32,7 +32,7 @@ class Model(NamedTuple):
 
 
 def model_of(config: Any) -> Model | None:
-    """The model of a config; None if its module is not found."""
+    """Returns the model of a config; None if its module is not found."""
     return None if config is None else _model_of(type(config))
 
 

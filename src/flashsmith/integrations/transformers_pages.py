@@ -100,12 +100,12 @@ class _UnreadTensor(torch.Tensor):
 
 
 def gathered(tensor: Any) -> Any:
-    """The gathered tensor of an _UnreadTensor; other tensors unchanged."""
+    """Returns the gathered tensor of an _UnreadTensor; other tensors unchanged."""
     return tensor.unread.read[tensor.index] if isinstance(tensor, _UnreadTensor) else tensor
 
 
 def unread_of(key: Any, value: Any) -> PendingAppend | None:
-    """The PendingAppend of a layer's keys and values; None unless update() returned both
+    """Returns the PendingAppend of a layer's keys and values; None unless update() returned both
     unchanged."""
     if not isinstance(key, _UnreadTensor) or not isinstance(value, _UnreadTensor):
         return None
@@ -168,7 +168,8 @@ def leave_pages_unread() -> None:
 
 
 def of_kind(layer: Any, lengths: Any) -> Any:
-    """The lengths for the layer's type; ``lengths`` unchanged if it is not a dict by layer type.
+    """Returns the lengths for the layer's type; ``lengths`` unchanged if it is not a dict by layer
+    type.
 
     update() also selects them, but a layer that shares another layer's keys does not call update().
     """
@@ -176,7 +177,8 @@ def of_kind(layer: Any, lengths: Any) -> Any:
 
 
 def _pages_of(cache: Any, key: Any, layer_idx: int, lengths: dict[str, Any]) -> Pages | None:
-    """A layer's pages if the kernels can read them in place; None if its keys must be gathered.
+    """Returns a layer's pages if the kernels can read them in place; None if its keys must be
+    gathered.
 
     Keys must be gathered in layers with a window (whose keys transformers keeps in a ring buffer),
     for dtypes that the kernels do not support, and if all keys are new.

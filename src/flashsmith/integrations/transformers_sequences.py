@@ -25,7 +25,7 @@ class Sequences(NamedTuple):
 def sequences_of(
     starts: tuple[Any, Any], longest: tuple[Any, Any], query: Any, key: Any
 ) -> Sequences | None:
-    """The packed sequences that a caller's arguments describe; None if there are none.
+    """Returns the packed sequences that a caller's arguments describe; None if there are none.
 
     ``starts`` are cu_seq_lens_q and cu_seq_lens_k, ``longest`` are max_length_q and max_length_k. A
     value that is given for only one of q and k is used for both. Maximum lengths that are missing
@@ -80,7 +80,7 @@ def _longest(starts: Any, given: Any, tensor: Any) -> int:
 
 
 def sequences_by_position(position_ids: Any, query: Any, key: Any) -> Any:
-    """The sequence numbers (1, keys) that a single batch row of position ids describes.
+    """Returns the sequence numbers (1, keys) that a single batch row of position ids describes.
 
     None if the row is one sequence. As for FlashAttention in transformers, a sequence begins at
     every occurrence of the smallest position, and rows with cached keys are not split. The first

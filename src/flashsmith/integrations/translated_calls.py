@@ -53,7 +53,7 @@ def remember_translated(arguments: tuple[Any, ...], names: Any, call: Translated
 
 
 def _with(run: cached_calls.Run, also: tuple[Any, ...]) -> cached_calls.Run:
-    """A function that returns the results of ``run`` followed by ``also``."""
+    """Returns a function that returns the results of ``run`` followed by ``also``."""
 
     def run_and_add(given: tuple[Any, ...]) -> Any:
         results = run(given)

@@ -34,8 +34,8 @@ class Scales(NamedTuple):
 
     @classmethod
     def of(cls, k_scale: Any, v_scale: Any) -> Scales:
-        """The scales that a caller passed. Raises ArgumentError unless each is a tensor, a number
-        or None."""
+        """Returns the scales that a caller passed. Raises ArgumentError unless each is a tensor, a
+        number or None."""
         if k_scale is None and v_scale is None:
             return _NO_SCALES
         (k, k_value), (v, v_value) = _split("k_scale", k_scale), _split("v_scale", v_scale)
@@ -87,7 +87,7 @@ def _scale_view(name: str, tensor: Any, cache: TensorView) -> TensorView:
 
 
 def cache_format(views: Mapping[str, TensorView], *, has_scales: bool) -> CacheFormat:
-    """The format in which the caches of these views store their elements."""
+    """Returns the format in which the caches of these views store their elements."""
     found = CacheFormat.of_dtype(views["k_cache"].dtype)
     return CacheFormat.SCALED if has_scales and not found else found
 

@@ -111,8 +111,8 @@ class CachedCall:
     def with_launch(
         self, launch: PreparedLaunch, framework: RepeatableFramework, like: Any
     ) -> CachedCall:
-        """A copy of this call with another launch, for tensors of other shapes. ``like`` is any
-        tensor on the same device. All outputs must be given, and they are not checked for
+        """Returns a copy of this call with another launch, for tensors of other shapes. ``like`` is
+        any tensor on the same device. All outputs must be given, and they are not checked for
         overlaps."""
         assert not self._new
         other = copy.copy(self)
@@ -121,8 +121,8 @@ class CachedCall:
         return other
 
     def swapped(self, like: Any) -> CachedCall:
-        """A copy of this call for callers that use the transposed layout: their 4-D inputs and
-        outputs are views of this call's tensors with dimensions 1 and 2 swapped.
+        """Returns a copy of this call for callers that use the transposed layout: their 4-D inputs
+        and outputs are views of this call's tensors with dimensions 1 and 2 swapped.
 
         A view has the same address, so the launch stays the same; only the layouts of copies and of
         new outputs differ. ``like`` is any tensor on the same device.
@@ -165,9 +165,9 @@ class CachedCall:
         self._in_order = self._order()
 
     def _order(self) -> Callable[[Any], Any] | None:
-        """A function that puts addresses in the library's order; None if they are in that order
-        already. Its argument holds the addresses of the given tensors, the allocated tensors and
-        the block, and then a 0 for absent tensors."""
+        """Returns a function that puts addresses in the library's order; None if they are in that
+        order already. Its argument holds the addresses of the given tensors, the allocated tensors
+        and the block, and then a 0 for absent tensors."""
         count = self._n_addressed
         absent = count + (self._new_block is not None)
         order = [absent if place is None else place for place in self._places]
@@ -279,7 +279,7 @@ _Layout = tuple[tuple[int, ...], str, tuple[int, ...]]
 
 
 def swapped_sizes(sizes: tuple[int, ...]) -> tuple[int, ...]:
-    """The sizes or strides of a tensor; if it is 4-D, with dimensions 1 and 2 swapped."""
+    """Returns the sizes or strides of a tensor; if it is 4-D, with dimensions 1 and 2 swapped."""
     return (sizes[0], sizes[2], sizes[1], sizes[3]) if len(sizes) == 4 else sizes
 
 
@@ -300,8 +300,8 @@ _kept: dict[tuple[RepeatableFramework, int], _Kept] = {}
 
 
 def overlap(o: TensorView, view: TensorView) -> tuple[int, int]:
-    """The open interval of address differences (the view's minus o's) at which the address ranges
-    of the two tensors overlap."""
+    """Returns the open interval of address differences (the view's minus o's) at which the address
+    ranges of the two tensors overlap."""
     (first, end), (o_first, o_end) = byte_range(view), byte_range(o)
     apart = view.address - o.address
     return apart + o_first - end, apart + o_end - first
@@ -409,7 +409,7 @@ class Invocation(NamedTuple):
         return True
 
     def given(self) -> tuple[Any, ...]:
-        """The tensors that are not None, as CachedCall.run takes them."""
+        """Returns the tensors that are not None, as CachedCall.run takes them."""
         return tuple(tensor for tensor in self.tensors if tensor is not None)
 
 
@@ -429,8 +429,8 @@ def _is_own(value: Any) -> bool:
 
 
 def find(asked: Invocation | None) -> tuple[Signature | None, CachedCall | None]:
-    """The signature of a call (None if it has no signature) and its CachedCall (None if it is not
-    cached)."""
+    """Returns the signature of a call (None if it has no signature) and its CachedCall (None if it
+    is not cached)."""
     if asked is None:
         return None, None
     try:
@@ -597,7 +597,7 @@ def run_repeated(arguments: tuple[Any, ...], names: Any) -> Any:
 
 
 def find_repeated(groups: Groups, arguments: tuple[Any, ...], names: Any) -> RepeatedCall | None:
-    """The remembered call that run_repeated would use for these arguments; ``groups`` is
+    """Returns the remembered call that run_repeated would use for these arguments; ``groups`` is
     ``repeated``."""
     group = groups.get(names)
     if group is None:
@@ -644,7 +644,7 @@ def remember_repeated(
 
 
 def _several(places: list[int]) -> Callable[[Any], tuple[Any, ...]]:
-    """A function that returns the arguments at these positions as a tuple."""
+    """Returns a function that returns the arguments at these positions as a tuple."""
     if len(places) > 1:
         return itemgetter(*places)
     (place,) = places

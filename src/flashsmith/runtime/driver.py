@@ -47,7 +47,7 @@ _KERNEL_MODULE = Path("/proc/driver/nvidia/version")
 
 @lru_cache(maxsize=1)
 def _load() -> ctypes.CDLL | None:
-    """The initialised libcuda; None without a driver or a GPU."""
+    """Returns the initialised libcuda; None without a driver or a GPU."""
     try:
         library = ctypes.CDLL("libcuda.so.1")
     except OSError:
@@ -193,7 +193,8 @@ def _function_on_stream(what: str) -> Callable[..., int]:
 
 
 def gpu_count() -> int:
-    """The number of GPUs that CUDA_VISIBLE_DEVICES leaves to this process; 0 without a driver."""
+    """Returns the number of GPUs that CUDA_VISIBLE_DEVICES leaves to this process; 0 without a
+    driver."""
     if _load() is None:
         return 0
     count = ctypes.c_int()
@@ -208,7 +209,7 @@ def _attribute(device: int, attribute: int) -> int:
 
 
 def driver_version() -> str:
-    """The version of NVIDIA's kernel module, such as '550.54.15'; '' if it is unknown."""
+    """Returns the version of NVIDIA's kernel module, such as '550.54.15'; '' if it is unknown."""
     try:
         words = _KERNEL_MODULE.read_text().split()
     except OSError:
@@ -217,7 +218,8 @@ def driver_version() -> str:
 
 
 def cuda_version() -> tuple[int, int]:
-    """The newest CUDA version that the driver supports. Raises LaunchError without a driver."""
+    """Returns the newest CUDA version that the driver supports. Raises LaunchError without a
+    driver."""
     version = ctypes.c_int()
     call("cuDriverGetVersion", ctypes.byref(version))
     return version.value // 1000, version.value % 1000 // 10
@@ -248,7 +250,7 @@ def check_runs(linked: str) -> None:
 
 @cache
 def query_gpu(ordinal: int) -> DeviceSpec:
-    """The limits of GPU ``ordinal``, queried once.
+    """Returns the limits of GPU ``ordinal``, queried once.
 
     Raises ArgumentError when there is no such GPU.
     """

@@ -74,8 +74,8 @@ class FallbackKernels:
         may_build: Callable[[], bool],
         is_as_fast: Callable[[KernelConfig], bool] = lambda other: False,
     ) -> LoadedKernel:
-        """The kernel ``wanted``, built now if necessary and allowed; otherwise another, built
-        kernel. If kernels are installed and one of them ``is_as_fast``, nothing is built.
+        """Returns the kernel ``wanted``, built now if necessary and allowed; otherwise another,
+        built kernel. If kernels are installed and one of them ``is_as_fast``, nothing is built.
 
         ``pick`` chooses among the built configs of all families that serve the request. Each pair
         of kernels is logged once, as a warning unless the substitute is as fast.
@@ -161,8 +161,8 @@ def _best_built(
 
 
 def _serving(request: Asked, device: DeviceSpec) -> dict[KernelConfig, Semantics]:
-    """The built configs that can serve a request, each with the semantics of the kernel to use: the
-    required semantics if such a kernel is built, otherwise the general-edge kernel's."""
+    """Returns the built configs that can serve a request, each with the semantics of the kernel to
+    use: the required semantics if such a kernel is built, otherwise the general-edge kernel's."""
     serving: dict[KernelConfig, Semantics] = {}
     for config, semantics in built_kernels(arch=device.arch):
         if config.family.needs_tma and not request.suits_tma:

@@ -36,9 +36,9 @@ Chooser = Callable[..., KernelConfig]
 
 
 def choose_for(chooser: Chooser, request: Request, device: DeviceSpec) -> KernelConfig:
-    """The chooser's config for a request. A Chooser is not given the tensors' layouts. So if it
-    picks a kernel that needs TMA, and TMA cannot copy the tensors, it chooses again within a family
-    that does not use TMA."""
+    """Returns the chooser's config for a request. A Chooser is not given the tensors' layouts. So
+    if it picks a kernel that needs TMA, and TMA cannot copy the tensors, it chooses again within a
+    family that does not use TMA."""
     cfg = chooser(request.problem, device)
     if not cfg.family.needs_tma or request.suits_tma:
         return cfg
@@ -48,14 +48,15 @@ def choose_for(chooser: Chooser, request: Request, device: DeviceSpec) -> Kernel
 
 @lru_cache(maxsize=1024)
 def check_server(cfg: KernelConfig, problem: Problem, device: DeviceSpec) -> Semantics:
-    """The semantics that a config's kernel needs in order to compute a problem on a device."""
+    """Returns the semantics that a config's kernel needs in order to compute a problem on a
+    device."""
     semantics = check_fit(cfg, problem)
     check_device(cfg, device)
     return semantics
 
 
 def arch_to_emulate(problem: Problem, operation: str = "") -> int:
-    """The architecture to emulate when neither an architecture nor a config is given.
+    """Returns the architecture to emulate when neither an architecture nor a config is given.
 
     It is the first known GPU's, or a newer one if only newer GPUs have kernels for the problem's d.
     If ``operation`` is given, its families are considered instead of the families of the problem's
@@ -70,7 +71,7 @@ def arch_to_emulate(problem: Problem, operation: str = "") -> int:
 
 
 def limits_of(view: TensorView, emulate: bool, arch: int | DeviceSpec) -> DeviceSpec:
-    """The device limits to plan for: the ones passed, the tensors' GPU's, or the emulated
+    """Returns the device limits to plan for: the ones passed, the tensors' GPU's, or the emulated
     architecture's."""
     limits = arch if isinstance(arch, DeviceSpec) else None
     if view.device.kind == "cpu":
@@ -87,8 +88,8 @@ def limits_of(view: TensorView, emulate: bool, arch: int | DeviceSpec) -> Device
 def config_and_device(
     config: KernelConfig | Chooser, request: Request, emulate: bool
 ) -> tuple[KernelConfig, DeviceSpec]:
-    """The config for a call over a cache, and the device to plan for. A Chooser picks the config
-    for that device."""
+    """Returns the config for a call over a cache, and the device to plan for. A Chooser picks the
+    config for that device."""
     if isinstance(config, KernelConfig):
         return config, limits_of(request.first, emulate, emulated_arch(config))
     # Canonical rows have the same bits on all GPUs of a class, so calls over a cache emulate the
@@ -106,7 +107,7 @@ def kernel_for(
     device: DeviceSpec,
     chooser: Chooser | None,
 ) -> LoadedKernel:
-    """The kernel to run for a request; during CUDA graph capture no kernel is built.
+    """Returns the kernel to run for a request; during CUDA graph capture no kernel is built.
 
     If the chosen kernel is not built, or the compiler made it slow, the ``chooser`` may pick
     another. This happens before the first launch, so that all calls of this kind use the same

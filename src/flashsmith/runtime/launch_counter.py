@@ -34,7 +34,7 @@ def note_launch(backend: Backend, kernels: int = 1) -> None:
 
 
 def launch_count() -> Launches:
-    """How many kernels all threads of this process have launched since it started.
+    """Returns how many kernels all threads of this process have launched since it started.
 
     A CUDA graph's kernels are counted when they are captured, not when the graph is replayed,
     because a replay runs no Python.

@@ -78,7 +78,8 @@ def check_seconds(cfg: KernelConfig, problem: Problem, seconds: float) -> None:
 
 
 def _as_one_sequence(request: Request) -> Problem:
-    """One dense problem whose numbers of rows and scores are the totals of all packed sequences."""
+    """Returns one dense problem whose numbers of rows and scores are the totals of all packed
+    sequences."""
     views, p = request.views, request.problem
     lengths = [
         np.diff(view.framework.as_numpy(view.source).astype(np.int64)).clip(0, longest)

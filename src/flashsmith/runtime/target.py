@@ -35,7 +35,7 @@ class Target:
 def choose_target(
     arch: str | None = None, emulate: bool = False, configs: Sequence[KernelConfig] = ()
 ) -> Target:
-    """The target of a command.
+    """Returns the target of a command.
 
     Without `arch`, the target is the first GPU of this machine. Without a GPU, the target is the
     first known GPU that runs all `configs`, in the emulator: the A100, unless `configs` include

@@ -49,7 +49,7 @@ Dtype = str | DType | SizedDtype | type[Any]
 
 
 def view_tensor(name: str, tensor: Any, dtypes: Collection[str] = DTYPES) -> TensorView:
-    """The view of argument ``name``; copies nothing.
+    """Returns the view of argument ``name``; copies nothing.
 
     Raises ArgumentError when the argument is not a tensor, has a dtype that is not in ``dtypes``,
     is neither on the host nor on a CUDA GPU, or would have to be recorded by autograd.
@@ -71,7 +71,8 @@ def view_tensor(name: str, tensor: Any, dtypes: Collection[str] = DTYPES) -> Ten
 
 
 def view_vector(name: str, tensor: Any, dtype: str) -> TensorView:
-    """The view of argument ``name``, a vector of ``dtype`` ('int32' or 'float32'); copies nothing.
+    """Returns the view of argument ``name``, a vector of ``dtype`` ('int32' or 'float32'); copies
+    nothing.
 
     Raises ArgumentError when the argument is not a tensor, has another dtype or rank, or is not
     contiguous.
@@ -116,7 +117,7 @@ def check_memory(view: TensorView) -> None:
 
 
 def byte_range(view: TensorView) -> tuple[int, int]:
-    """The first byte of a tensor's memory and one past the last byte."""
+    """Returns the first byte of a tensor's memory and one past the last byte."""
     first, end = _element_range(view.shape, view.strides)
     itemsize = view.element_size
     return view.address + first * itemsize, view.address + end * itemsize

@@ -45,18 +45,19 @@ class CacheFormat(IntEnum):
 
     @classmethod
     def of_word(cls, word: str) -> CacheFormat | None:
-        """The format that a word of a problem string names; None if the word names no format."""
+        """Returns the format that a word of a problem string names; None if the word names no
+        format."""
         return next((it for it in cls if it and it.word == word), None)
 
     @classmethod
     def of_dtype(cls, dtype: str) -> CacheFormat:
-        """The format of a cache with elements of this dtype and no scales."""
+        """Returns the format of a cache with elements of this dtype and no scales."""
         return next((it for it, name in _NUMPY_NAMES.items() if name == dtype), cls.PLAIN)
 
     @classmethod
     def parse(cls, value: object) -> CacheFormat:
-        """The format with this label; the label '' means plain. Raises ArgumentError for anything
-        else."""
+        """Returns the format with this label; the label '' means plain. Raises ArgumentError for
+        anything else."""
         named = (value.upper() or "PLAIN") if isinstance(value, str) else ""
         if named in cls.__members__:
             return cls[named]

@@ -17,7 +17,8 @@ def twice_nominal_pairs(sizes: Sizes) -> int:
 
 
 def visible_pairs(sizes: Sizes) -> int:
-    """The number of query-key pairs of one head of one sequence that the mask does not hide."""
+    """Returns the number of query-key pairs of one head of one sequence that the mask does not
+    hide."""
     if not sizes.semantics.key_mask.hides:
         return sizes.seq_q * sizes.seq_k
     left = sizes.seq_k if sizes.window is None else sizes.window[0]
@@ -25,8 +26,8 @@ def visible_pairs(sizes: Sizes) -> int:
 
 
 def pairs_in_window(seq_q: int, seq_k: int, left: int) -> int:
-    """The number of pairs of one head if every query sees its own key and the ``left`` keys before
-    it."""
+    """Returns the number of pairs of one head if every query sees its own key and the ``left`` keys
+    before it."""
     first = max(0, seq_k - seq_q)  # own key of the first query that has one
     queries = seq_k - first
     short = max(0, min(left, seq_k) - first)  # queries with fewer than ``left`` keys before them

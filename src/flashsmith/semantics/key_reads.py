@@ -36,7 +36,7 @@ class KeyRead:
 
 
 def key_reads(root: Typed | None) -> list[KeyRead]:
-    """The key reads in an expression, without duplicates."""
+    """Returns the key reads in an expression, without duplicates."""
     found = (_key_read(it) for it in ([] if root is None else root.reads()))
     return [it for it in found if it is not None]
 
@@ -70,7 +70,8 @@ _ALONG_KEYS = [(q, k) for q in (-1, 0, 1) for k in (-1, 1)]
 
 
 def _unclamped(it: Typed) -> Typed | None:
-    """A sum with its clamps removed; None if the expression is not a sum, clamped or not."""
+    """Returns a sum with its clamps removed; None if the expression is not a sum, clamped or
+    not."""
     if factors_of_indices(it) is not None:
         return it
     if it.function in ("minimum", "maximum"):

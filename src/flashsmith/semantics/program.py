@@ -145,7 +145,8 @@ class Renamed(NamedTuple):
 
 
 def program_of(score: Typed | None, mask: Typed | None, own_slope: Typed | None = None) -> Renamed:
-    """The program of a score and a mask expression, whose reads and numbers may have any names.
+    """Returns the program of a score and a mask expression, whose reads and numbers may have any
+    names.
 
     Raises:
         ArgumentError: there is neither function, or the program has too many tensors, numbers,
@@ -218,7 +219,7 @@ def _renamed(root: Typed, names: Mapping[str, str], others: dict[Typed, Typed]) 
 
 
 def parse_program(text: str) -> Program:
-    """The program with this ``text``. Raises ArgumentError for any other text."""
+    """Returns the program with this ``text``. Raises ArgumentError for any other text."""
     is_exact = text.startswith(_EXACT)
     roots = parse_canonical(text.removeprefix(_EXACT))
     if not roots.keys() & {"score", "mask"} or not roots.keys() <= {"score", "mask", "slope"}:
@@ -260,12 +261,12 @@ def _made(roots: Mapping[str, Typed], *, is_exact: bool = False) -> Program:
 
 
 def known_programs() -> tuple[Program, ...]:
-    """The programs that this process has made."""
+    """Returns the programs that this process has made."""
     return tuple(_KNOWN.values())
 
 
 def program_named(program: str) -> Program | str:
-    """A Program unchanged, or the program that has the given name or text; '' for ''.
+    """Returns a Program unchanged, or the program that has the given name or text; '' for ''.
 
     Raises ArgumentError for any other text.
     """

@@ -91,7 +91,7 @@ class CudaPrinter:
 
 
 def literal(it: Typed) -> str:
-    """The C++ text of a constant, which reads back as the same number."""
+    """Returns the C++ text of a constant, which reads back as the same number."""
     (value,) = it.operands
     if it.dtype == BOOL:
         return bool_literal(value)
@@ -107,5 +107,5 @@ def literal(it: Typed) -> str:
 
 
 def bool_literal(value: bool) -> str:
-    """The C++ text of a bool."""
+    """Returns the C++ text of a bool."""
     return "true" if value else "false"

@@ -115,7 +115,7 @@ def _bound(
     bias: Any,
     part: tuple[str, ...],
 ) -> tuple[BoundFunctions, tuple[Watch, ...]]:
-    """The result of bind(), and the objects on which it depends."""
+    """Returns the result of bind(), and the objects on which it depends."""
     score, mask = composed(score_mod, masks, bias, positions)
     if score is None and mask is None:
         return BoundFunctions(None), ()
@@ -130,7 +130,7 @@ def _bound(
 def composed(
     score_mod: Function | None, masks: tuple[Any, ...], bias: Any, positions: str
 ) -> tuple[Function | None, Function | None]:
-    """The score function and the mask function that bind() traces. Raises ArgumentError for
+    """Returns the score function and the mask function that bind() traces. Raises ArgumentError for
     positions other than POSITIONS, and the errors of bind() for tensors."""
     if positions not in POSITIONS:
         raise ArgumentError(
@@ -148,8 +148,8 @@ def limited(
     positions: str,
     part: tuple[str, ...] = (),
 ) -> BoundFunctions:
-    """A traced program, converted for kernels: a mask that equals a window becomes limits, and
-    q_idx and kv_idx become positions. Its tensors get names."""
+    """Returns a traced program, converted for kernels: a mask that equals a window becomes limits,
+    and q_idx and kv_idx become positions. Its tensors get names."""
     offset = 0 if positions == "end" else None if lengths is None else lengths[1] - lengths[0]
     limits = _limits(bound, offset)
     if limits is not None:
@@ -169,7 +169,7 @@ _ROW = Q - (SEQ_K - SEQ_Q)
 
 
 def row_of(q_idx: Any) -> Any:
-    """The row, counted from the first query, of a query at position ``q_idx``, a symbol."""
+    """Returns the row, counted from the first query, of a query at position ``q_idx``, a symbol."""
     return Symbol(_ROW, q_idx.trace)
 
 
@@ -179,7 +179,7 @@ def _placed_mask(mask: Any, positions: str) -> Function:
 
 
 def _plus(score_mod: Function | None, bias: Any, positions: str) -> Function:
-    """A score function that adds a bias to the result of ``score_mod``."""
+    """Returns a score function that adds a bias to the result of ``score_mod``."""
     at = bias_table(bias)
     if positions == "end":
         at = at_row(at)
@@ -191,7 +191,7 @@ def _plus(score_mod: Function | None, bias: Any, positions: str) -> Function:
 
 
 def bias_table(bias: Any) -> Function:
-    """The function of a float tensor (b or 1, h or 1, q, k), (h or 1, q, k) or (q, k)."""
+    """Returns the function of a float tensor (b or 1, h or 1, q, k), (h or 1, q, k) or (q, k)."""
     if not is_array(bias):
         raise ArgumentError(f"bias={quoted(bias)}: give a float tensor, or None for none")
     kind = dtype_name(bias.dtype) or str(bias.dtype)
@@ -208,15 +208,15 @@ _BIASES = ("float16", "bfloat16", "float32")
 
 
 def _named(bound: BoundProgram, bias: Any, masks: tuple[Any, ...]) -> BoundProgram:
-    """The program, whose tensors are renamed to the caller's names for them where these are
+    """Returns the program, whose tensors are renamed to the caller's names for them where these are
     known."""
     names = {id(it): "mask" for it in masks if is_array(it)} | {id(bias): "bias"}
     return bound._replace(names=tuple(names.get(id(it), "") for it in bound.tensors))
 
 
 def mask_function(mask: Any) -> Function:
-    """A mask as a function: a function itself, or a bool tensor (b or 1, h or 1, q, k), of which
-    leading dimensions may be missing."""
+    """Returns a mask as a function: a function itself, or a bool tensor (b or 1, h or 1, q, k), of
+    which leading dimensions may be missing."""
     if is_array(mask):
         return bool_table(mask)
     if not callable(mask):
@@ -228,7 +228,7 @@ def mask_function(mask: Any) -> Function:
 
 
 def bool_table(table: Any) -> Function:
-    """The mask of a bool tensor (b or 1, h or 1, q, k), (h or 1, q, k) or (q, k)."""
+    """Returns the mask of a bool tensor (b or 1, h or 1, q, k), (h or 1, q, k) or (q, k)."""
     rank = len(table.shape)
     if not 2 <= rank <= 4 or "bool" not in str(table.dtype):
         raise ArgumentError(
@@ -239,7 +239,7 @@ def bool_table(table: Any) -> Function:
 
 
 def table_function(table: Any) -> Function:
-    """A function (b, h, x, y) that reads a tensor (b or 1, h or 1, x, y), of which leading
+    """Returns a function (b, h, x, y) that reads a tensor (b or 1, h or 1, x, y), of which leading
     dimensions may be missing."""
     at = table_reader(tuple(table.shape))
     return lambda b, h, x, y: at(table, b, h, x, y)
@@ -289,7 +289,7 @@ def _of_each(table: Any, b: Any, h: Any, x: Any, y: Any) -> Any:
 
 
 def all_of(*functions: Function) -> Function:
-    """A mask function that shows the keys that all of the given functions show."""
+    """Returns a mask function that shows the keys that all of the given functions show."""
 
     def mask(b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
         seen = functions[0](b, h, q_idx, kv_idx)
@@ -306,8 +306,8 @@ def _known_band(mask: Typed) -> Band | None:
 
 
 def _limits(bound: BoundProgram, offset: int | None) -> tuple[int | None, int | None] | None:
-    """The window that equals the mask, in positions aligned to the bottom right; None if there is
-    none.
+    """Returns the window that equals the mask, in positions aligned to the bottom right; None if
+    there is none.
 
     ``offset`` is the position of the first query.
     """
@@ -337,7 +337,7 @@ def _without_mask(bound: BoundProgram) -> BoundProgram | None:
 def _placed(
     bound: BoundProgram | None, positions: str, part: tuple[str, ...]
 ) -> BoundProgram | None:
-    """The program with q_idx and kv_idx as positions."""
+    """Returns the program with q_idx and kv_idx as positions."""
     if bound is None or (positions == "start" and not part):
         return bound
     first = first_key(part)
@@ -355,8 +355,8 @@ def _both(program: Program) -> tuple[Any, Any]:
 def _rebound(
     bound: BoundProgram, score: Typed | None, mask: Typed | None, part: tuple[str, ...] = ()
 ) -> BoundProgram:
-    """A program of other expressions over some of the tensors and numbers of ``bound``, and over
-    the vectors of a part of the keys."""
+    """Returns a program of other expressions over some of the tensors and numbers of ``bound``, and
+    over the vectors of a part of the keys."""
     program, reads, numbers = program_of(score, mask)
     old = bound.program
     given = zip(bound.tensors, bound.names, strict=True)

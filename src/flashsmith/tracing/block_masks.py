@@ -34,7 +34,7 @@ def is_block_mask(value: Any) -> bool:
 def mask_of_blocks(
     block_mask: Any, lengths: tuple[int, int] | None, positions: str = "start"
 ) -> Callable[..., Any]:
-    """A BlockMask as a function.
+    """Returns a BlockMask as a function.
 
     The function hides blocks that the lists omit, shows full blocks, and calls the BlockMask's own
     function in partial blocks.
@@ -157,7 +157,7 @@ _KNOWN_LOCK = Lock()
 
 
 def _known_lists(block_mask: Any, rows: int, columns: int) -> _Analysis:
-    """A BlockMask's function and window, kept until its tensors or its function change."""
+    """Returns a BlockMask's function and window, kept until its tensors or its function change."""
     lists = (
         *(block_mask.kv_num_blocks, block_mask.kv_indices),
         *(block_mask.full_kv_num_blocks, block_mask.full_kv_indices),
@@ -196,7 +196,7 @@ def _has_values(states: Any) -> bool:
 
 
 def _window(mask_mod: Callable[..., Any], lengths: tuple[int, ...]) -> _Window | None:
-    """The window that hides the same keys as a function for these lengths; None if there is
+    """Returns the window that hides the same keys as a function for these lengths; None if there is
     none."""
     bound = bind(None, (mask_mod,), (lengths[0], lengths[1]))
     return (bound.left, bound.right) if bound.program is None else None
@@ -227,7 +227,8 @@ def _shows_window(
 
 
 def states_of_lists(counts: Any, indices: Any, full_counts: Any, full_indices: Any) -> Any:
-    """The states of blocks (b, h, q blocks, k blocks) from the lists of partial and full blocks.
+    """Returns the states of blocks (b, h, q blocks, k blocks) from the lists of partial and full
+    blocks.
 
     counts are (b, h, q blocks), indices (b, h, q blocks, k blocks); entries after a count are
     ignored. A block in both lists is full.

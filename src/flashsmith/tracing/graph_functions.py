@@ -34,7 +34,7 @@ class GraphFunction:
         self.result = result
 
     def __call__(self, *given: Any) -> Any:
-        """The value, as PyTorch's functions compute it for symbols."""
+        """Returns the value, as PyTorch's functions compute it for symbols."""
         own, symbols = given[: len(self.inputs)], given[len(self.inputs) :]
         if len(symbols) < len(SCORE_ARGUMENTS) - 1:
             symbols = None, *symbols  # a mask function gets no score
@@ -47,7 +47,7 @@ class GraphFunction:
 
 
 def evaluated(node: Any, values: dict[Any, Any]) -> Any:
-    """The value of a node of torch.fx, given the values of those that it takes."""
+    """Returns the value of a node of torch.fx, given the values of those that it takes."""
     from torch.fx.node import map_arg
 
     args, keywords = (map_arg(it, values.__getitem__) for it in (node.args, node.kwargs))
@@ -57,7 +57,7 @@ def evaluated(node: Any, values: dict[Any, Any]) -> Any:
 
 
 def _line_of(node: Any) -> tuple[str, int] | None:
-    """The file and line of the caller that a node came from; None if the compiler did not record
-    them."""
+    """Returns the file and line of the caller that a node came from; None if the compiler did not
+    record them."""
     places = _FILE_AND_LINE.findall(node.meta.get("stack_trace") or "")
     return (places[-1][0], int(places[-1][1])) if places else None

@@ -48,8 +48,8 @@ class GraphPlan(NamedTuple):
 
 
 def plan_of(roots: Roots, block_sizes: tuple[int, int] | None, positions: str) -> GraphPlan | None:
-    """The plan for functions, in which TENSORs stand for tensors. ``block_sizes`` belong to the
-    BlockMask that is the last root.
+    """Returns the plan for functions, in which TENSORs stand for tensors. ``block_sizes`` belong to
+    the BlockMask that is the last root.
 
     Returns None if the functions capture something to which no path leads.
 
@@ -83,8 +83,8 @@ def plan_of(roots: Roots, block_sizes: tuple[int, int] | None, positions: str) -
 def values_of(
     roots: Roots, block_sizes: tuple[int, int] | None, positions: str
 ) -> tuple[str, tuple[Any, ...], list[int], list[float]]:
-    """A program as a string, its tensors, and its captured ints and floats, for a tracer that runs
-    Python: functions have their tensors, and nothing is guarded.
+    """Returns a program as a string, its tensors, and its captured ints and floats, for a tracer
+    that runs Python: functions have their tensors, and nothing is guarded.
 
     Raises ArgumentError and TraceError as bind() does.
     """
@@ -110,8 +110,8 @@ def _compose(block_sizes: tuple[int, int] | None, positions: str) -> Any:
 
 
 def _with_placeholders(root: Root, made_of: dict[int, Any]) -> Any:
-    """A copy of a root, with tensors that have no memory in place of TENSORs: one tensor for each
-    TENSOR object. ``made_of`` has them by the identity of their TENSORs."""
+    """Returns a copy of a root, with tensors that have no memory in place of TENSORs: one tensor
+    for each TENSOR object. ``made_of`` has them by the identity of their TENSORs."""
     if type(root) is not tuple:
         return root
     if root and root[0] is TENSOR:
@@ -126,7 +126,7 @@ def _with_placeholders(root: Root, made_of: dict[int, Any]) -> Any:
 
 
 def _function_of(root: Root, block_sizes: tuple[int, int] | None) -> Any:
-    """A root as a function or a tensor."""
+    """Returns a root as a function or a tensor."""
     if type(root) is not tuple:
         return root
     kind, first, rest = root
@@ -153,8 +153,8 @@ def _parsed(text: str) -> tuple[Program, tuple[str, ...], tuple[Typed, ...]]:
 def program_of_text(
     text: str, reads: tuple[Any, ...], ints: tuple[int, ...], floats: tuple[float, ...]
 ) -> BoundProgram:
-    """The program that a GraphPlan's string describes, with the values found at the ends of the
-    plan's paths.
+    """Returns the program that a GraphPlan's string describes, with the values found at the ends of
+    the plan's paths.
 
     Raises ArgumentError for any other string.
     """

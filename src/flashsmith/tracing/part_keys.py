@@ -33,14 +33,14 @@ class PartKeys(NamedTuple):
 
 
 def first_key(vectors: tuple[str, ...]) -> Typed:
-    """The index of a part's first key in its sequence, from the named vectors of the call. Without
-    cu_seqlens_k the sequence begins with k."""
+    """Returns the index of a part's first key in its sequence, from the named vectors of the call.
+    Without cu_seqlens_k the sequence begins with k."""
     begin, *own = [read(name, "int32", B) for name in vectors] or [typed_constant(0)]
     return begin - own[0] if own else begin
 
 
 def with_vectors(bound: BoundProgram | None, vectors: Mapping[str, Any]) -> BoundProgram | None:
-    """A program with a call's vectors, instead of their names, among its tensors."""
+    """Returns a program with a call's vectors, instead of their names, among its tensors."""
     if bound is None or not vectors:
         return bound
     tensors = (vectors[it] if isinstance(it, str) else it for it in bound.tensors)

@@ -56,7 +56,7 @@ def at_line(place: tuple[str, int] | None) -> Iterator[None]:
 
 
 def source_line() -> str:
-    """The current location in the traced function: file, line number and source line."""
+    """Returns the current location in the traced function: file, line number and source line."""
     place = _PLACE.get()
     if place is not None:
         return _line(*place)
@@ -95,7 +95,7 @@ def check_arguments(name: str, function: Callable[..., Any]) -> None:
 
 
 def raised(name: str, error: Exception) -> TraceError:
-    """The TraceError for a function that raised an error itself."""
+    """Returns the TraceError for a function that raised an error itself."""
     known = getattr(error, "traced_at", None)
     where = [] if known is None else [_line(*known)]
     where = where or [

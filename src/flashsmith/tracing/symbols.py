@@ -236,7 +236,7 @@ class Captured:
 
 
 def read_expression(name: str, dtype: str, indices: tuple[Typed, ...]) -> Typed:
-    """A read of a traced tensor. Raises TraceError if programs cannot read it."""
+    """Returns a read of a traced tensor. Raises TraceError if programs cannot read it."""
     if dtype not in READABLE:
         refuse(
             f"a read of {dtype} elements",

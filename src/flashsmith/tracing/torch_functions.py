@@ -104,7 +104,8 @@ def _to(x: Value, *targets: Any, dtype: Any = None, **_: Any) -> Typed:
 
 
 def target_type(dtype: Any) -> str | None:
-    """The type of expressions for PyTorch's dtype; None for other objects, such as a device.
+    """Returns the type of expressions for PyTorch's dtype; None for other objects, such as a
+    device.
 
     Floats of any width are computed in fp32, and ints of at most 32 bits as int32.
     """
@@ -151,7 +152,7 @@ def _softplus(x: Value, beta: float = 1.0, threshold: float = 20.0) -> Typed:
 
 
 def _between(x: Value, lowest: Value, highest: Value) -> Typed:
-    """A clamp whose derivative is 0 at both limits, as in hardtanh and relu6."""
+    """Returns a clamp whose derivative is 0 at both limits, as in hardtanh and relu6."""
     found = choose(apply("less_equal", x, lowest), lowest, x)
     return choose(apply("less_equal", highest, x), highest, found)
 

@@ -82,7 +82,7 @@ class Traced(NamedTuple):
     is_reusable: bool
 
     def bound(self, leaves: tuple[Leaf, ...]) -> BoundProgram:
-        """The program with the tensors and numbers of these leaves."""
+        """Returns the program with the tensors and numbers of these leaves."""
         tensors = tuple(_leaf_or_self(it, leaves) for it in self.reads)
         own = {name: _number(_leaf_or_self(it, leaves)) for name, it in self.sources.items()}
         values = tuple(own.values())
@@ -131,8 +131,8 @@ class Trace(NamedTuple):
 
 
 def trace(score_mod: Function | None = None, mask_mod: Function | None = None) -> BoundProgram:
-    """The program of a score function and a mask function, with the tensors and numbers that they
-    capture now.
+    """Returns the program of a score function and a mask function, with the tensors and numbers
+    that they capture now.
 
     ``score_mod(score, b, h, q_idx, kv_idx)`` returns the new score, and ``mask_mod(b, h, q_idx,
     kv_idx)`` whether the query sees the key. They are FlexAttention's functions. b is the sequence,
@@ -149,7 +149,7 @@ def trace(score_mod: Function | None = None, mask_mod: Function | None = None) -
 
 
 def watched_trace(score_mod: Function | None, mask_mod: Function | None) -> Trace:
-    """The result of trace(), and the objects on which it depends."""
+    """Returns the result of trace(), and the objects on which it depends."""
     for name, function in (("score_mod", score_mod), ("mask_mod", mask_mod)):
         if function is not None and not callable(function):
             raise ArgumentError(f"{name}={quoted(function)}: give a function, or None for none")
@@ -174,8 +174,8 @@ def watched_trace(score_mod: Function | None, mask_mod: Function | None) -> Trac
 
 
 def _watch_of(captures: Captures) -> tuple[Watch, ...]:
-    """The objects to watch. It is () if a captured tensor is used as a number, because such a
-    tensor may change in place."""
+    """Returns the objects to watch. It is () if a captured tensor is used as a number, because such
+    a tensor may change in place."""
     is_number = any(it.kind == "array" and not it.value.shape for it in captures.leaves)
     return () if is_number else captures.watch
 
@@ -231,7 +231,7 @@ class Tracing:
         self._places = {id(it.value): i for i, it in enumerate(leaves) if it.kind == "array"}
 
     def roots(self, functions: Any, compose: Compose) -> dict[str, Typed]:
-        """What the score and mask functions return for symbols, under the keys 'score' and
+        """Returns what the score and mask functions return for symbols, under the keys 'score' and
         'mask'."""
         made = rebuilt(functions, iter(map(self._replacement, *self._numbered())))
         score_mod, mask_mod = compose(made)
@@ -245,7 +245,8 @@ class Tracing:
         return found
 
     def traced(self, roots: Mapping[str, Typed]) -> Traced:
-        """The trace of these expressions. Raises ArgumentError if no program can compute them."""
+        """Returns the trace of these expressions. Raises ArgumentError if no program can compute
+        them."""
         found, computed = self._program(roots)
         numbers = [computed.get(name) for name in found.numbers]
         return Traced(
@@ -264,7 +265,7 @@ class Tracing:
         )
 
     def _program(self, roots: Mapping[str, Typed]) -> tuple[Renamed, dict[str, Typed]]:
-        """The program, and expressions of captured numbers for the numbers that it takes.
+        """Returns the program, and expressions of captured numbers for the numbers that it takes.
 
         The host computes parts that depend only on captured numbers, once per call. If the program
         would then take too many numbers, kernels compute these parts instead.
@@ -283,7 +284,7 @@ class Tracing:
         return range(len(self._leaves)), self._leaves
 
     def _replacement(self, i: int, leaf: Leaf) -> Any:
-        """The object that replaces leaf ``i`` in a rebuilt function."""
+        """Returns the object that replaces leaf ``i`` in a rebuilt function."""
         if leaf.kind == "array":
             return leaf.value if is_tensor(leaf.value) else self._captured(leaf.value)
         if i in self._frozen:
@@ -312,8 +313,8 @@ class Tracing:
             ) from None
 
     def numbers_of(self, expression: Typed) -> frozenset[str]:
-        """The names of the captured numbers in an expression that consists only of captured numbers
-        and constants; the empty set for other expressions."""
+        """Returns the names of the captured numbers in an expression that consists only of captured
+        numbers and constants; the empty set for other expressions."""
         names = expression.symbols()
         known = all(isinstance(self._sources.get(it), _At) for it in names)
         if not known or expression.reads():
@@ -361,8 +362,8 @@ class Tracing:
     # --- operations ---
 
     def read(self, tensor: Any, indices: tuple[Any, ...]) -> Any:
-        """The element of a tensor at these indices; if there are too few indices, the tensor with
-        these indices added."""
+        """Returns the element of a tensor at these indices; if there are too few indices, the
+        tensor with these indices added."""
         with _without_torch_mode():
             return self._read(tensor, indices)
 
@@ -388,7 +389,7 @@ class Tracing:
         return Symbol(read_expression(self._tensor_name(tensor), kind, given), self)
 
     def _expression(self, value: Any) -> Typed:
-        """An operand as an expression. Raises TypeError if it is not one number."""
+        """Returns an operand as an expression. Raises TypeError if it is not one number."""
         found = self.value_of(value)
         if isinstance(found, Symbol):
             return found.expression
@@ -466,7 +467,7 @@ class Tracing:
 
 
 def _torch_name(function: Any) -> str:
-    """The name of a function, a tensor's method or a registered op."""
+    """Returns the name of a function, a tensor's method or a registered op."""
     name = getattr(function, "_qualified_op_name", None)
     if name is None:
         schema = getattr(function, "_schema", None)
@@ -485,13 +486,13 @@ def _has_symbol(values: Any) -> bool:
 
 
 def _without_torch_mode() -> contextlib.AbstractContextManager[Any]:
-    """A context for the trace's own operations on tensors, which are not traced."""
+    """Returns a context for the trace's own operations on tensors, which are not traced."""
     torch = sys.modules.get("torch")
     return contextlib.nullcontext() if torch is None else torch._C.DisableTorchFunction()
 
 
 def _torch_mode(trace: Tracing) -> contextlib.AbstractContextManager[Any]:
-    """A context that passes calls to PyTorch's functions on symbols to the trace.
+    """Returns a context that passes calls to PyTorch's functions on symbols to the trace.
 
     A tensor indexed by a symbol, tensor[index], arrives here too: without a mode, PyTorch would
     consult only the tensor's class.

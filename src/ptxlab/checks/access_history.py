@@ -101,7 +101,7 @@ class AccessHistory:
     def locate(
         self, banks: np.ndarray | int, addresses: np.ndarray, sizes: int | np.ndarray
     ) -> Touched:
-        """The cells that an access touches."""
+        """Returns the cells that an access touches."""
         touched = self._writes.locate(banks, addresses, sizes)
         if self._writes.granule == 1:
             for reads in (self._reads, self._engine_reads):
@@ -406,7 +406,7 @@ class AccessHistory:
     def _engines(
         self, cells: np.ndarray, columns: np.ndarray, threads: np.ndarray, order: HappensBefore
     ) -> np.ndarray:
-        """The engines, as actors, that the columns of EngineReads represent.
+        """Returns the engines, as actors, that the columns of EngineReads represent.
 
         A cell's bank is the CTA that owns the memory.
         """

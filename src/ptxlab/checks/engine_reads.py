@@ -61,6 +61,6 @@ class EngineReads:
         return index, columns, clocks[index, columns], self._shadow["site"][cells[index], columns]
 
     def engine(self, column: int, cta: int) -> Engine:
-        """The engine that a column represents in the memory of ``cta``."""
+        """Returns the engine that a column represents in the memory of ``cta``."""
         kind, number, away = next(key for key, place in self._columns.items() if place == column)
         return Engine(kind, cta + away, number)

@@ -55,7 +55,7 @@ _LAUNCH_BEFORE = -1
 
 
 def merge_far(*given: Far) -> Far:
-    """The union of the arguments.
+    """Returns the union of the arguments.
 
     If an argument equals the union, that argument itself is returned.
     """
@@ -82,7 +82,7 @@ def _later(
 
 
 def padded_maximum(one: np.ndarray, other: np.ndarray) -> np.ndarray:
-    """The larger clock of each column.
+    """Returns the larger clock of each column.
 
     The shorter array is padded, because engines may add columns to one array.
     """
@@ -100,7 +100,7 @@ class Clocks:
     far: frozenset[int] = frozenset()
 
     def joined(self, other: Clocks | None) -> Clocks:
-        """The union of these clocks and ``other``."""
+        """Returns the union of these clocks and ``other``."""
         if other is None:
             return self
         known = padded_maximum(self.known, other.known)
@@ -199,7 +199,7 @@ class HappensBefore:
         return self._members[self._cluster[self.cta(threads)], rank]
 
     def actor(self, engine: Engine) -> int:
-        """The actor (a negative number) of an engine."""
+        """Returns the actor (a negative number) of an engine."""
         cluster = int(self._cluster[engine.cta - self._first_cta])
         slot = self._slots.get((cluster, engine))
         if slot is None:
@@ -208,17 +208,17 @@ class HappensBefore:
         return _FIRST_ENGINE - (cluster * _ENGINES + slot)
 
     def engine(self, actor: int) -> Engine:
-        """The engine of an actor (a negative number)."""
+        """Returns the engine of an actor (a negative number)."""
         key = divmod(_FIRST_ENGINE - actor, _ENGINES)
         return next(e for (cluster, e), slot in self._slots.items() if (cluster, slot) == key)
 
     def _place(self, threads: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """The position of each thread of this wave in the matrices: (cluster, row)."""
+        """Returns the position of each thread of this wave in the matrices: (cluster, row)."""
         ctas = self.cta(threads)
         return self._cluster[ctas], self._rank[ctas] * self._threads + threads % self._threads
 
     def _columns(self, actors: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """The position of each actor in the matrices: (cluster, column).
+        """Returns the position of each actor in the matrices: (cluster, column).
 
         The cluster is -1 for actors of earlier waves.
         """
@@ -276,9 +276,9 @@ class HappensBefore:
         clocks: np.ndarray,
         which: int,
     ) -> np.ndarray:
-        """A copy of ``result`` that is also True wherever a thread is ordered after its actor in
-        another cluster, or the actor's work is fenced. ``which`` selects ordered (0) or fenced (1)
-        clocks."""
+        """Returns a copy of ``result`` that is also True wherever a thread is ordered after its
+        actor in another cluster, or the actor's work is fenced. ``which`` selects ordered (0) or
+        fenced (1) clocks."""
         threads, actors, clocks = (
             np.broadcast_to(x, result.shape) for x in (threads, actors, clocks)
         )
@@ -313,7 +313,7 @@ class HappensBefore:
         return numbers, columns
 
     def common(self, threads: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Two arrays of clocks, with one entry per column.
+        """Returns two arrays of clocks, with one entry per column.
 
         For threads of one CTA: all of them are ordered after a column's actor up to the first
         clock, and the actor's work is fenced for all of them up to the second clock.
@@ -370,7 +370,8 @@ class HappensBefore:
                 self._join(cta, members[members // 32 == warp], clock)
 
     def published(self, threads: np.ndarray, clock: int) -> Clocks:
-        """The clocks that threads of one CTA publish when they arrive at a barrier or mbarrier."""
+        """Returns the clocks that threads of one CTA publish when they arrive at a barrier or
+        mbarrier."""
         return self._published(int(self.cta(threads)[0]), threads % self._threads, clock)
 
     def acquire(self, threads: np.ndarray, given: Clocks) -> None:
@@ -387,7 +388,7 @@ class HappensBefore:
         self._learn(cta, threads % self._threads, given.far)
 
     def released(self, thread: int, clock: int) -> Far:
-        """The clocks that a thread's release publishes to other CTAs."""
+        """Returns the clocks that a thread's release publishes to other CTAs."""
         one = np.array([thread])
         cta = int(self.cta(one)[0])
         clocks = self._published(cta, one % self._threads, clock)
@@ -437,7 +438,7 @@ class HappensBefore:
         return frozenset(np.unique(self._far[self._places(cta, members)]).tolist()) - {0}
 
     def _set(self, numbers: frozenset[int]) -> int:
-        """The number of the union of the given sets."""
+        """Returns the number of the union of the given sets."""
         if len(numbers) == 1:
             return next(iter(numbers))
         if numbers not in self._merged:
@@ -468,7 +469,8 @@ class HappensBefore:
         rows[own, column] = np.maximum(rows[own, column], clock)
 
     def note_engine(self, known: np.ndarray, engine: Engine, clock: int) -> np.ndarray:
-        """A copy of the clocks ``known`` that also contains an engine's work up to a clock."""
+        """Returns a copy of the clocks ``known`` that also contains an engine's work up to a
+        clock."""
         actor = np.array([self.actor(engine)])
         width = self._matrix().shape[2]
         if known.size < width:
@@ -507,7 +509,8 @@ class HappensBefore:
             yield int(cta), tids[ctas == cta]
 
     def _matrix(self) -> np.ndarray:
-        """The clocks that are not covered by the floors, indexed by [cluster, thread, actor]."""
+        """Returns the clocks that are not covered by the floors, indexed by [cluster, thread,
+        actor]."""
         engines = int(self._slot_counts.max())
         columns = self._width + -(-engines // _MORE_ENGINES) * _MORE_ENGINES
         if self._known is None:

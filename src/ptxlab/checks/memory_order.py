@@ -159,7 +159,7 @@ class MemoryOrder:
                 del self._unacquired[cta]
 
     def missing(self, cta: int) -> str:
-        """A hint at why one CTA is not ordered after another; '' if no reason is known."""
+        """Returns a hint at why one CTA is not ordered after another; '' if no reason is known."""
         if cta in self._unacquired:
             site = self._unacquired[cta][1]
             return f": {site} reads a released word, but neither .acquire nor a fence follows"

@@ -402,8 +402,8 @@ class _Remote:
 
 
 def _part(event: MemoryAccess, chosen: np.ndarray, begin: int) -> MemoryAccess:
-    """The part of an event whose addresses lie in one range; addresses are relative to the start of
-    the range."""
+    """Returns the part of an event whose addresses lie in one range; addresses are relative to the
+    start of the range."""
     sizes = event.sizes[chosen] if isinstance(event.sizes, np.ndarray) else event.sizes
     return MemoryAccess(
         event.site, event.space, event.kind, event.threads[chosen],

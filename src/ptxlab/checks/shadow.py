@@ -58,8 +58,8 @@ class Shadow:
     def locate(
         self, banks: np.ndarray | int, addresses: np.ndarray, sizes: int | np.ndarray
     ) -> Touched:
-        """The cells in each thread's ``[address, address + size)``; cells outside the memory are
-        left out."""
+        """Returns the cells in each thread's ``[address, address + size)``; cells outside the
+        memory are left out."""
         if self.granule > 1 and not _whole_words(addresses, sizes):
             self.refine()
         if isinstance(sizes, int) and self._all_inside(addresses, sizes):
@@ -126,7 +126,7 @@ class Ranges:
         return index
 
     def nearest(self, address: int) -> MemoryRange | None:
-        """The range whose start or end is closest to an address that is in no range."""
+        """Returns the range whose start or end is closest to an address that is in no range."""
         return min(
             self.ranges,
             key=lambda r: min(abs(address - r.begin), abs(address - r.end)),

@@ -77,7 +77,7 @@ class BarrierWait(Wait):
         return opened
 
     def part(self, group: Group, mask: np.ndarray) -> BarrierWait:
-        """The same wait for only the threads in ``mask``."""
+        """Returns the same wait for only the threads in ``mask``."""
         renumbered = np.cumsum(mask) - 1
         targets = []
         for target in self.targets:
@@ -162,7 +162,7 @@ class NamedBarriers:
             barrier.votes = barrier.votes + np.bincount(ctas, minlength=self.geometry.ctas)
 
     def result(self, group: Group, number: Any, mode: str) -> np.ndarray:
-        """The result of each thread's last bar.red. ``mode`` is popc, and, or or."""
+        """Returns the result of each thread's last bar.red. ``mode`` is popc, and, or or."""
         found = np.zeros(group.n, np.uint32 if mode == "popc" else np.bool_)
         for which, positions in _numbers(number):
             barrier = self.barriers[which]
@@ -252,7 +252,7 @@ class ClusterWait(Wait):
         return self.barrier.opened(self.group)
 
     def part(self, group: Group, mask: np.ndarray) -> ClusterWait:
-        """The same wait for only the threads in ``mask``."""
+        """Returns the same wait for only the threads in ``mask``."""
         return ClusterWait(group, self.site, self.barrier)
 
     def grant(self, mask: np.ndarray | None = None) -> None:

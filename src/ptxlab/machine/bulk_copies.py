@@ -59,15 +59,15 @@ class PlainRange:
     box_bytes: int
 
     def pieces(self, address: int) -> np.ndarray:
-        """The addresses in shared memory of the 16-byte pieces."""
+        """Returns the addresses in shared memory of the 16-byte pieces."""
         return np.arange(address, address + self.box_bytes, PIECE, dtype=np.int64)
 
     def rows(self, coordinates: Sequence[int]) -> tuple[np.ndarray, int]:
-        """The one row of bytes in global memory."""
+        """Returns the one row of bytes in global memory."""
         return np.array([coordinates[0]], np.int64), self.box_bytes
 
     def read(self, coordinates: Sequence[int]) -> np.ndarray:
-        """The bytes."""
+        """Returns the bytes."""
         addresses = coordinates[0] + np.arange(0, self.box_bytes, PIECE, dtype=np.int64)
         words: np.ndarray = self.memory.load(addresses, PIECE)
         return words.view(np.uint8)
@@ -90,7 +90,7 @@ class Words:
     writable: bool = False
 
     def pieces(self, address: int) -> np.ndarray:
-        """The one 16-byte piece in shared memory."""
+        """Returns the one 16-byte piece in shared memory."""
         return np.array([address], np.int64)
 
     def rows(self, coordinates: Sequence[int]) -> tuple[np.ndarray, int]:
@@ -98,7 +98,7 @@ class Words:
         return np.zeros(0, np.int64), self.box_bytes
 
     def read(self, coordinates: Sequence[int]) -> np.ndarray:
-        """The bytes."""
+        """Returns the bytes."""
         return np.array(self.words, np.uint32).view(np.uint8)
 
     def write(self, coordinates: Sequence[int], data: np.ndarray, *, add: bool) -> None:
@@ -119,7 +119,7 @@ class OtherShared:
     box_bytes: int
 
     def pieces(self, address: int) -> np.ndarray:
-        """The addresses in shared memory of the 16-byte pieces."""
+        """Returns the addresses in shared memory of the 16-byte pieces."""
         return np.arange(address, address + self.box_bytes, PIECE, dtype=np.int64)
 
     def rows(self, coordinates: Sequence[int]) -> tuple[np.ndarray, int]:
@@ -127,7 +127,7 @@ class OtherShared:
         return np.zeros(0, np.int64), self.box_bytes
 
     def read(self, coordinates: Sequence[int]) -> np.ndarray:
-        """The bytes."""
+        """Returns the bytes."""
         pieces = self.memory.views[PIECE]
         words: np.ndarray = pieces[(self.base + self.pieces(coordinates[0])) // PIECE]
         return words.view(np.uint8)

@@ -39,7 +39,7 @@ class AsyncCopy:
     whole: AsyncCopy | None = None
 
     def part(self, keep: np.ndarray) -> AsyncCopy:
-        """The part of the copy that belongs to the threads in ``keep`` (numbers within the
+        """Returns the part of the copy that belongs to the threads in ``keep`` (numbers within the
         wave)."""
         return self._at(np.flatnonzero(keep[self.threads]))
 
@@ -114,7 +114,8 @@ class Group:
         return self.index + self.geometry.first_thread
 
     def special(self, name: str) -> Any:
-        """A special register: an array over the group, or a NumPy scalar if it is uniform."""
+        """Returns a special register: an array over the group, or a NumPy scalar if it is
+        uniform."""
         if name not in self._special:
             self._special[name] = self.geometry.special(name, self.index)
         return self._special[name]
@@ -199,7 +200,8 @@ class Group:
         self.pending_wgmma = list({id(p): p for part in parts for p in part.pending_wgmma}.values())
 
     def active(self, mask: Any) -> np.ndarray:
-        """The positions of the threads in ``mask``; None if ``mask`` is None, which means all."""
+        """Returns the positions of the threads in ``mask``; None if ``mask`` is None, which means
+        all."""
         if mask is None:
             return np.arange(self.n)
         return np.flatnonzero(np.broadcast_to(mask, (self.n,)))
@@ -221,8 +223,8 @@ class Group:
     def shuffle_source_varying(
         self, mode: str, b: np.ndarray, c: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray]:
-        """The same as shuffle_source() for operands that differ between threads (uint32 arrays or
-        scalars)."""
+        """Returns the same as shuffle_source() for operands that differ between threads (uint32
+        arrays or scalars)."""
         b = np.broadcast_to(b, (self.n,)).astype(np.int64)
         c = np.broadcast_to(c, (self.n,)).astype(np.int64)
         tid = self.index % self.geometry.threads_per_cta

@@ -67,7 +67,7 @@ class Layout:
         )
 
     def addresses(self, starts: np.ndarray, rows: int, *, k_major: bool) -> np.ndarray:
-        """The shared addresses of an operand's pieces, for each of several start addresses.
+        """Returns the shared addresses of an operand's pieces, for each of several start addresses.
 
         The result has two more axes than ``starts``: (rows, 2) if the operand is K-major, (16, rows
         / 8) if it is MN-major.
@@ -77,7 +77,7 @@ class Layout:
 
 
 def starts_of(descriptors: np.ndarray) -> np.ndarray:
-    """The start addresses (in bytes, int64) in matrix descriptors (uint64)."""
+    """Returns the start addresses (in bytes, int64) in matrix descriptors (uint64)."""
     return (descriptors & np.uint64(_FIELD)).astype(np.int64) << 4
 
 

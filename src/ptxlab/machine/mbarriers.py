@@ -69,7 +69,7 @@ class MbarrierWait(Wait):
         return over
 
     def part(self, group: Group, mask: np.ndarray) -> MbarrierWait:
-        """The same wait for only the threads in ``mask``."""
+        """Returns the same wait for only the threads in ``mask``."""
         renumbered, targets = np.cumsum(mask) - 1, []
         for barrier, positions, phases in self.targets:
             stays = mask[positions]
@@ -219,8 +219,8 @@ class Mbarriers:
     def require(
         self, group: Group, site: Site, position: int, owner: int, address: int
     ) -> Mbarrier | None:
-        """The mbarrier on which a bulk copy will complete; None if there is no valid mbarrier at
-        the address."""
+        """Returns the mbarrier on which a bulk copy will complete; None if there is no valid
+        mbarrier at the address."""
         barrier = self._at(address)
         where = np.array([position])
         self._notify(site, "copy", group, where, np.array([owner]), address)
@@ -373,8 +373,8 @@ class Mbarriers:
 
 
 def by_address(group: Group, addresses: Any, mask: Any) -> list[tuple[int, np.ndarray]]:
-    """The addresses that active threads name, each with the positions of these threads in the
-    group."""
+    """Returns the addresses that active threads name, each with the positions of these threads in
+    the group."""
     positions = group.active(mask)
     if not positions.size:
         return []

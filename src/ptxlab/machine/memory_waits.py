@@ -35,12 +35,12 @@ class MemoryWait(Wait):
         return changed | ~waits
 
     def part(self, group: Group, mask: np.ndarray) -> Wait:
-        """The same wait for only the threads in ``mask``, which are now ``group``."""
+        """Returns the same wait for only the threads in ``mask``, which are now ``group``."""
         polls = [poll.part(mask) for poll in self.polls]
         return MemoryWait(group, self.memory, polls, self.ctas_to_come)
 
     def reasons(self) -> list[tuple[np.ndarray, str]]:
-        """The words that would have to change."""
+        """Returns the words that would have to change."""
         found = []
         for poll in self.polls:
             for address in np.unique(poll.addresses)[:4]:

@@ -101,7 +101,7 @@ FP8_TABLES = {
 
 
 def fp8_pair_to_halves(codes: Any, name: str) -> Any:
-    """The float16 bits, in a uint32, of two 8-bit floats in a uint16. They are exact."""
+    """Returns the float16 bits, in a uint32, of two 8-bit floats in a uint16. They are exact."""
     low, high = codes & u2(0xFF), codes >> u2(8)
     table = FP8_TABLES[name]
     halves = [float_to_half(table[code]) for code in (low, high)]
@@ -109,8 +109,8 @@ def fp8_pair_to_halves(codes: Any, name: str) -> Any:
 
 
 def float_to_fp8(value: Any, name: str) -> Any:
-    """The codes (uint8) of float32 values, rounded to nearest even. Values beyond the range, and
-    infinities, become the largest finite value; NaN becomes 0x7F."""
+    """Returns the codes (uint8) of float32 values, rounded to nearest even. Values beyond the
+    range, and infinities, become the largest finite value; NaN becomes 0x7F."""
     table = FP8_TABLES[name][:128]
     finite = table[np.isfinite(table)].astype(f8)
     size = np.minimum(np.abs(value).astype(f8), finite[-1])
@@ -369,7 +369,7 @@ def extract_bits(value: Any, position: Any, length: Any) -> Any:
 
 
 def low_mask(length: Any, dtype: Any) -> Any:
-    """A mask of the ``length`` (uint32) lowest bits."""
+    """Returns a mask of the ``length`` (uint32) lowest bits."""
     width = np.dtype(dtype).itemsize * 8
     wide = shift_left(u8(1), np.minimum(length, u4(width))) - u8(1)
     return wide.astype(f"u{width // 8}").view(dtype)

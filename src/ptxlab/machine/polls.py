@@ -41,7 +41,7 @@ class Poll:
         return Poll(site, positions, addresses, _words(read, size, count), size, count)
 
     def part(self, mask: np.ndarray) -> Poll:
-        """The poll of only the threads in ``mask``."""
+        """Returns the poll of only the threads in ``mask``."""
         kept = mask[self.positions]
         places = (np.cumsum(mask) - 1)[self.positions[kept]]
         words = self.words[kept]

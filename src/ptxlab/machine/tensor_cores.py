@@ -132,8 +132,8 @@ class _Scratch:
         self.integers = np.empty(depth * accumulators, i4)
 
     def of(self, *shape: int) -> tuple[np.ndarray, np.ndarray]:
-        """Views of both arrays in the given shape, which must not have more elements than the
-        arrays."""
+        """Returns views of both arrays in the given shape, which must not have more elements than
+        the arrays."""
         size = int(np.prod(shape))
         return self.products[:size].reshape(shape), self.integers[:size].reshape(shape)
 
@@ -222,7 +222,7 @@ class _Block:
         return powers
 
     def _sums_of_products(self, k: slice, scale: np.ndarray) -> np.ndarray:
-        """The sums of the truncated products, in units of the last bit that is kept."""
+        """Returns the sums of the truncated products, in units of the last bit that is kept."""
         a, b = self.a.values[:, :, k], self.b.values[:, k]
         if not self.in_float32:
             wide = np.einsum("umk,ukn->kumn", a.astype(f8), b.astype(f8))
@@ -245,7 +245,7 @@ def _finite(x: np.ndarray) -> tuple[np.ndarray, bool]:
 
 
 def _exponents(x: np.ndarray, least: int) -> np.ndarray:
-    """The exponents (int64) of finite float32 numbers, but at least ``least``."""
+    """Returns the exponents (int64) of finite float32 numbers, but at least ``least``."""
     field = (x.view(i4) >> _MANTISSA_BITS) & _FIELD
     return np.maximum(field - 127, least).astype(i8)
 

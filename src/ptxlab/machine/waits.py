@@ -40,7 +40,7 @@ class Wait(ABC):
 
     @abstractmethod
     def part(self, group: Group, mask: np.ndarray) -> Wait:
-        """The same wait for only the threads in ``mask``, which are now ``group``."""
+        """Returns the same wait for only the threads in ``mask``, which are now ``group``."""
 
     @abstractmethod
     def reasons(self) -> list[tuple[np.ndarray, str]]:

@@ -118,7 +118,8 @@ class Wgmma:
         return WARPGROUP if self.warpgroups else WARP
 
     def descriptors(self, values: np.ndarray) -> np.ndarray:
-        """The descriptor of each unit. All threads of a unit must give the same descriptor."""
+        """Returns the descriptor of each unit. All threads of a unit must give the same
+        descriptor."""
         if values.ndim == 0:
             return np.full(self.index.size // self.unit, values)
         by_unit = values.reshape(-1, self.unit)
@@ -127,11 +128,11 @@ class Wgmma:
         return by_unit[:, 0]
 
     def a_addresses(self) -> np.ndarray:
-        """The shared addresses of A's pieces, by unit."""
+        """Returns the shared addresses of A's pieces, by unit."""
         return self._addresses(self.descriptors(self.a), _ROWS, self.form.k_major_a, a=True)
 
     def b_addresses(self) -> np.ndarray:
-        """The shared addresses of B's pieces, by unit."""
+        """Returns the shared addresses of B's pieces, by unit."""
         return self._addresses(self.descriptors(self.b), self.form.n, self.form.k_major_b)
 
     def _addresses(
@@ -164,7 +165,7 @@ class Wgmma:
     # The matrices
 
     def a_matrix(self) -> np.ndarray:
-        """A by unit: (units, rows, 16) float32."""
+        """Returns a by unit: (units, rows, 16) float32."""
         rows = self.unit // WARP * 16
         if self.form.fragment:
             words = np.empty((4, self.index.size), u4)
@@ -193,7 +194,7 @@ class Wgmma:
         return self.form.kind.floats(pieces.view(u2))
 
     def read(self) -> tuple[np.ndarray, np.ndarray]:
-        """The values of A and B. The first call reads them, and later calls return the same
+        """Returns the values of A and B. The first call reads them, and later calls return the same
         values."""
         if self.operands is None:
             self.operands = self.a_matrix(), self.b_matrix()
@@ -225,8 +226,8 @@ class Wgmma:
         return _to_registers(core.multiply_add(a, b, c, self.form.kind, _DEPTH), n)
 
     def _chain(self) -> list[Wgmma]:
-        """The chain of unevaluated wgmma, oldest first, that ends with this one and in which each
-        adds to the accumulators of the previous one."""
+        """Returns the chain of unevaluated wgmma, oldest first, that ends with this one and in
+        which each adds to the accumulators of the previous one."""
         chain = [self]
         while True:
             before = chain[0].addend
@@ -240,7 +241,8 @@ class Wgmma:
             chain.insert(0, before)
 
     def _before(self) -> np.ndarray | None:
-        """The accumulators to which this wgmma adds, (register, thread); None if they are zero."""
+        """Returns the accumulators to which this wgmma adds, (register, thread); None if they are
+        zero."""
         if self.addend is None:
             return None
         if isinstance(self.addend, Wgmma):
@@ -254,7 +256,7 @@ class Wgmma:
         return before
 
     def of(self, index: np.ndarray) -> np.ndarray:
-        """The accumulators of the threads ``index`` (numbers within the wave)."""
+        """Returns the accumulators of the threads ``index`` (numbers within the wave)."""
         rows = self.evaluate()
         if index is self.index or np.array_equal(index, self.index):
             return rows
@@ -262,8 +264,8 @@ class Wgmma:
 
 
 def _multiply(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    """The product of (units, rows, k) and (units, k, n), in blocks of rows so small that OpenBLAS
-    uses one thread.
+    """Returns the product of (units, rows, k) and (units, k, n), in blocks of rows so small that
+    OpenBLAS uses one thread.
 
     From a certain size on, OpenBLAS uses several threads. Products of this size then took 50 times
     longer if other processes used the same cores.

@@ -212,7 +212,8 @@ class Wave(WaveMemory):
         )
 
     def written(self, value: Any, register: str) -> Any:
-        """The value of a register that may be unwritten at this point; raises an error if it is."""
+        """Returns the value of a register that may be unwritten at this point; raises an error if
+        it is."""
         if value is UNDEFINED:
             raise EmulatorError(f"register {register} is read before it is written")
         return value
@@ -249,7 +250,7 @@ class Wave(WaveMemory):
             observer.misuse(event)
 
     def current_site(self) -> Site | None:
-        """The instruction that generated code is executing; used only for reports."""
+        """Returns the instruction that generated code is executing; used only for reports."""
         frame = sys._getframe()
         while frame.f_back is not None:
             frame = frame.f_back
@@ -314,7 +315,7 @@ class Wave(WaveMemory):
             group.polls.pop(load, None)
 
     def unchanged(self, group: Group, loads: Sequence[int]) -> MemoryWait | None:
-        """The wait of a polling loop for a change in the words that it has read.
+        """Returns the wait of a polling loop for a change in the words that it has read.
 
         ``loads`` are the loop's loads. Returns None if they have read no global memory.
         """

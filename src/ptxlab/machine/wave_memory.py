@@ -137,7 +137,7 @@ class WaveMemory:
         return (inside & aligned) | (np.asarray(sizes) == 0)
 
     def resolve(self, addresses: Any) -> tuple[str, Any]:
-        """The state space of generic addresses, and these addresses within it."""
+        """Returns the state space of generic addresses, and these addresses within it."""
         space = generic_space(addresses)
         window = {"shared": SHARED_WINDOW, "local": LOCAL_WINDOW, "global": 0}[space]
         return space, addresses - np.int64(window)
@@ -264,7 +264,7 @@ class WaveMemory:
         return matrix_rows_to_registers(rows, count, transpose)
 
     def rows(self, group: Group, addresses: Any) -> RowBase:
-        """The 16-byte cells at a base address, for matrices at constant offsets from it."""
+        """Returns the 16-byte cells at a base address, for matrices at constant offsets from it."""
         group.require_whole("ldmatrix")
         if addresses.ndim == 0:
             addresses = np.broadcast_to(addresses, (group.n,))
@@ -390,5 +390,5 @@ def _turns(cells: np.ndarray) -> list[np.ndarray]:
 
 
 def _spread(value: Any, threads: int) -> np.ndarray:
-    """One value per thread; a uniform value is broadcast."""
+    """Returns one value per thread; a uniform value is broadcast."""
     return value if value.ndim else np.broadcast_to(value, (threads,))

@@ -33,7 +33,7 @@ BARRIER_RESULT = "barrier_result"
 
 
 def lowered(module: ParsedModule, entry: Entry) -> Entry:
-    """The entry with calls and bar.red replaced; ``entry`` itself if it contains neither.
+    """Returns the entry with calls and bar.red replaced; ``entry`` itself if it contains neither.
 
     Raises EmulatorError for a recursive function.
     """

@@ -42,7 +42,7 @@ def _unpack(t: Emitter, vector: Vector, value: str, kind: str) -> None:
 
 
 def _pack(t: Emitter, vector: Vector, kind: str) -> str:
-    """The value of a vector of registers; some of them, but not all, may be unwritten.
+    """Returns the value of a vector of registers; some of them, but not all, may be unwritten.
 
     Compilers pack a register that is never written together with one that is written, and then use
     only the latter's half.

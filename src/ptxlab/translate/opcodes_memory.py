@@ -38,7 +38,7 @@ _PREFETCH = ("L1::", "L2::")
 
 
 def _order(t: Emitter, i: Instruction) -> tuple[str, list[str]]:
-    """The order and scope, such as 'acquire.gpu' (empty for a weak access), and the other
+    """Returns the order and scope, such as 'acquire.gpu' (empty for a weak access), and the other
     modifiers."""
     modifiers = [m for m in i.modifiers if m not in _HINTS and not m.startswith(_PREFETCH)]
     orders = [m for m in modifiers if m in _ORDER_WORDS]
@@ -110,8 +110,8 @@ def see(
 
 
 def kept(t: Emitter, address: str) -> str:
-    """The expression for an address. If the generated code uses it twice, it is first assigned to a
-    variable."""
+    """Returns the expression for an address. If the generated code uses it twice, it is first
+    assigned to a variable."""
     if not t.observed and not t.polls:
         return address
     name = t.temporary()
@@ -351,14 +351,14 @@ HANDLERS: dict[str, Handler] = {
 
 
 def columns(words: np.ndarray, dtype: Any, count: int) -> np.ndarray:
-    """The elements of a vector load as ``count`` rows, one for each register."""
+    """Returns the elements of a vector load as ``count`` rows, one for each register."""
     if words.ndim == 0:
         return np.frombuffer(words.tobytes(), dtype)
     return np.ascontiguousarray(words.view(dtype).reshape(-1, count).T)
 
 
 def joined(values: tuple, threads: int, dtype: Any) -> np.ndarray:
-    """The registers of a vector store, joined to one word per thread."""
+    """Returns the registers of a vector store, joined to one word per thread."""
     rows: np.ndarray = np.empty((threads, len(values)), dtype)
     for column, value in enumerate(values):
         rows[:, column] = value

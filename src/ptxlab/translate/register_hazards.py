@@ -35,14 +35,14 @@ class Hazards:
 
 
 def fragment_of(instruction: Instruction) -> tuple[str, ...]:
-    """The registers of A; empty if A is in shared memory."""
+    """Returns the registers of A; empty if A is in shared memory."""
     a = instruction.operands[1]
     elements = a.elements if isinstance(a, Vector) else ()
     return tuple(e.name for e in elements if isinstance(e, Register))
 
 
 def find_hazards(flow: Flow) -> Hazards | None:
-    """The hazards of an entry; None if the entry has no wgmma.
+    """Returns the hazards of an entry; None if the entry has no wgmma.
 
     Also enters in each wait_group step the registers that it writes.
     """
@@ -184,7 +184,7 @@ def _literal(instruction: Instruction) -> int:
 
 
 def _live_after(flow: Flow, node: Node, step: Step) -> set[str]:
-    """The registers that are read after a step."""
+    """Returns the registers that are read after a step."""
     live = {name for s in node.successors for name in flow.live_in(s)}
     for later in reversed(node.steps):
         if later is step:

@@ -161,8 +161,8 @@ class FlashsmithBackend(AttentionBackend):
         return self.forward_extend(*tensors, **options)
 
     def _ready(self, layer: RadixAttention, options: dict[str, Any]) -> tuple[Step, Any]:
-        """The step's metadata, and the layer's attention. Raises NotImplementedError if options are
-        given, which are not served."""
+        """Returns the step's metadata, and the layer's attention. Raises NotImplementedError if
+        options are given, which are not served."""
         given = sorted(name for name, it in options.items() if it is not None and it is not False)
         if given:
             raise NotImplementedError(
@@ -200,8 +200,8 @@ class FlashsmithBackend(AttentionBackend):
         flashsmith.write_slots(k, v, *self._caches(layer), slots, **self._scales(layer))
 
     def _scales(self, layer: RadixAttention) -> dict[str, Any]:
-        """The scales of the layer's cached keys and values, from the checkpoint. Each is a number
-        or a tensor with one number; None means 1."""
+        """Returns the scales of the layer's cached keys and values, from the checkpoint. Each is a
+        number or a tensor with one number; None means 1."""
         if not self.cache_format.is_8bit:
             return {}
         return {"k_scale": layer.k_scale, "v_scale": layer.v_scale}
@@ -212,8 +212,8 @@ class FlashsmithBackend(AttentionBackend):
         return self._pages(keys), self._pages(values)
 
     def _pages(self, buffer: torch.Tensor) -> torch.Tensor:
-        """A view (pages, tokens of a page, heads, d) of a pool's buffer. The buffer is (slots,
-        heads, d), or has the heads before the tokens of a page."""
+        """Returns a view (pages, tokens of a page, heads, d) of a pool's buffer. The buffer is
+        (slots, heads, d), or has the heads before the tokens of a page."""
         if buffer.dim() == 4:
             return buffer.transpose(1, 2)
         pages = buffer.shape[0] // self.page
@@ -221,8 +221,8 @@ class FlashsmithBackend(AttentionBackend):
 
 
 def _unserved_draft(model_runner: Any, window_pool: Any) -> str:
-    """Why a server's draft model cannot be served, or ''. ``window_pool``: the pool that only its
-    layers with a window use, or None."""
+    """Returns why a server's draft model cannot be served, or ''. ``window_pool``: the pool that
+    only its layers with a window use, or None."""
     settings = speculative_settings(model_runner)
     if settings.enable_multi_layer_eagle:
         return "a draft model with a layer for each step (enable_multi_layer_eagle)"

@@ -59,7 +59,7 @@ def _register_draft_backends() -> None:
 
 
 def create_backend(model_runner: Any, **options: Any) -> Any:
-    """The backend for a model, which depends on what its caches hold."""
+    """Returns the backend for a model, which depends on what its caches hold."""
     from sglang.srt.configs.model_config import AttentionArch
 
     if model_runner.model_config.attention_arch == AttentionArch.MLA:
@@ -68,8 +68,8 @@ def create_backend(model_runner: Any, **options: Any) -> Any:
 
 
 def unsupported(release: str) -> str:
-    """Why a release of SGLang is not supported, or ''. Development builds of supported releases are
-    tried, and so are builds whose version says nothing."""
+    """Returns why a release of SGLang is not supported, or ''. Development builds of supported
+    releases are tried, and so are builds whose version says nothing."""
     found = re.match(r"(\d+)\.(\d+)\.(\d+)", release)
     number = (int(found[1]), int(found[2]), int(found[3])) if found else _NEWEST
     if _OLDEST <= number <= _NEWEST or number == (0, 0, 0):
@@ -98,13 +98,14 @@ def is_deterministic(model_runner: Any) -> bool:
 
 
 def cache_name(model_runner: Any) -> str:
-    """The server's name for the element type of its caches, such as 'fp8_e4m3' or 'auto'."""
+    """Returns the server's name for the element type of its caches, such as 'fp8_e4m3' or
+    'auto'."""
     name = getattr(model_runner, "kv_cache_dtype_str", None)
     return str(name or model_runner.server_args.kv_cache_dtype)
 
 
 def most_tokens(model_runner: Any) -> int:
-    """The largest number of tokens of one request in a step."""
+    """Returns the largest number of tokens of one request in a step."""
     try:
         from sglang.srt.runtime_context import get_schedule
     except ImportError:
@@ -116,7 +117,7 @@ def most_tokens(model_runner: Any) -> int:
 
 
 def speculative_settings(model_runner: Any) -> Any:
-    """The object that has the server's settings of speculative decoding."""
+    """Returns the object that has the server's settings of speculative decoding."""
     try:
         from sglang.srt.runtime_context import get_spec
     except ImportError:
@@ -125,7 +126,7 @@ def speculative_settings(model_runner: Any) -> Any:
 
 
 def draft_settings(model_runner: Any) -> tuple[int, int]:
-    """A draft's number of branches at each token, and its length in tokens."""
+    """Returns a draft's number of branches at each token, and its length in tokens."""
     settings = speculative_settings(model_runner)
     return settings.speculative_eagle_topk or 0, settings.speculative_num_draft_tokens or 0
 
@@ -134,7 +135,7 @@ def draft_settings(model_runner: Any) -> tuple[int, int]:
 
 
 def window_slots(model_runner: Any, forward_batch: Any) -> Any:
-    """The slots of the step's tokens in the pool that serves layers with a window."""
+    """Returns the slots of the step's tokens in the pool that serves layers with a window."""
     try:
         from sglang.srt.mem_cache.kv_loc_plan import IdSpaceKind
     except ImportError:  # releases in which steps have no plan of their slots yet
@@ -145,8 +146,8 @@ def window_slots(model_runner: Any, forward_batch: Any) -> Any:
 
 
 def write_location(forward_batch: Any, window: Any) -> Any:
-    """The location argument for set_kv_buffer of the pools: the step's slots, with its slots in the
-    pool of layers with a window."""
+    """Returns the location argument for set_kv_buffer of the pools: the step's slots, with its
+    slots in the pool of layers with a window."""
     from sglang.srt.mem_cache.memory_pool import KVWriteLoc
 
     if hasattr(KVWriteLoc, "for_batch"):
@@ -155,7 +156,7 @@ def write_location(forward_batch: Any, window: Any) -> Any:
 
 
 def written_slots(location: Any, in_window_pool: bool) -> Any:
-    """The slots of a location, in the pool of layers with a window or in the other pool."""
+    """Returns the slots of a location, in the pool of layers with a window or in the other pool."""
     if in_window_pool:
         return location.swa_loc
     return location.loc if location.full_loc is None else location.full_loc

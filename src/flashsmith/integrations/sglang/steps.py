@@ -51,9 +51,9 @@ class PageTables:
         self.window_pool = pool if isinstance(pool, SWAKVPool) and pool.swa_layer_nums > 0 else None
 
     def pages_for(self, forward_batch: Any, more: int = 0) -> int:
-        """How many pages the longest request needs after ``more`` tokens are added. The number is
-        rounded up to a power of two, so that tables have only a few sizes. If the lengths are not
-        known on the host, the largest possible number is returned."""
+        """Returns how many pages the longest request needs after ``more`` tokens are added. The
+        number is rounded up to a power of two, so that tables have only a few sizes. If the lengths
+        are not known on the host, the largest possible number is returned."""
         lens = forward_batch.seq_lens_cpu
         if lens is None or not len(lens):
             return self.most_pages
@@ -63,7 +63,7 @@ class PageTables:
     def gather(
         self, requests: torch.Tensor, pages: int
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """The first ``pages`` columns of the page tables (requests, pages) of both pools.
+        """Returns the first ``pages`` columns of the page tables (requests, pages) of both pools.
         ``requests`` are indices of rows in the table of slots."""
         first = self.slots[:, : pages * self.page : self.page].index_select(0, requests)
         window = None
@@ -77,8 +77,8 @@ class PageTables:
 
 
 def drafted(forward_batch: Any, drafts: int) -> int:
-    """How many drafted tokens of each request a step verifies, or 0 if it verifies none. The step's
-    lengths do not include these tokens yet.
+    """Returns how many drafted tokens of each request a step verifies, or 0 if it verifies none.
+    The step's lengths do not include these tokens yet.
 
     ``drafts``: the number of tokens in a draft, which is a chain.
 
@@ -157,8 +157,8 @@ class GraphSteps:
 def eager_step(
     tables: PageTables, model_runner: Any, forward_batch: Any, drafts: int, earlier: int = 0
 ) -> Step:
-    """The step of a batch that is not in a captured graph. It consists of prefills, chunks of
-    prefills, decodes or a mix of these, or it verifies drafts of ``drafts`` tokens.
+    """Returns the step of a batch that is not in a captured graph. It consists of prefills, chunks
+    of prefills, decodes or a mix of these, or it verifies drafts of ``drafts`` tokens.
 
     ``earlier``: in a decode step of a draft model, how many tokens each request has beyond the
     batch's lengths, this step's token included.

@@ -100,9 +100,9 @@ class FlashsmithBackend(CacheLayouts, AttentionBackend):
 
     @classmethod
     def validate_configuration(cls, **asked: Any) -> list[str]:
-        """The reasons that a configuration is not supported. If the engine has no reasons, there
-        may be one that concerns attention to a step's own keys. Encoders need this attention, and
-        so do all layers if the cache is distributed over ranks."""
+        """Returns the reasons that a configuration is not supported. If the engine has no reasons,
+        there may be one that concerns attention to a step's own keys. Encoders need this attention,
+        and so do all layers if the cache is distributed over ranks."""
         reasons: list[str] = super().validate_configuration(**asked)
         # Older releases do not say here that the cache is distributed. With these, the kernels() of
         # a layer refuses.
@@ -119,7 +119,7 @@ class FlashsmithBackend(CacheLayouts, AttentionBackend):
 
     @classmethod
     def _device_of(cls, capability: Any) -> DeviceSpec | None:
-        """The spec of a GPU of this capability; None if the capability is unknown or has no
+        """Returns the spec of a GPU of this capability; None if the capability is unknown or has no
         kernels."""
         if capability is None or not cls.supports_compute_capability(capability):
             return None

@@ -34,8 +34,8 @@ class LocalKeys:
         self._counts = torch.zeros(requests, dtype=torch.int32, device=device)
 
     def count(self, step: CommonAttentionMetadata) -> torch.Tensor | None:
-        """The number of such keys of each request, (requests,) int32; None if no rank has any such
-        keys. All ranks must reach the same decision, because each waits for the others."""
+        """Returns the number of such keys of each request, (requests,) int32; None if no rank has
+        any such keys. All ranks must reach the same decision, because each waits for the others."""
         before, requests = step.seq_lens_cpu_upper_bound, step.num_reqs
         if before is not None:
             starts = step.query_start_loc_cpu[: requests + 1]

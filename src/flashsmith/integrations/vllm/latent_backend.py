@@ -153,8 +153,8 @@ class FlashsmithLatentImpl(MLACommonImpl[MLACommonMetadata[LatentDecodeStep]]):
     def kernels(
         self, page: int, dtype: torch.dtype, keys: int, device: torch.device
     ) -> LayerKernels:
-        """The layer's kernels over pages of this size, where a request has room for ``keys`` keys
-        on all ranks together."""
+        """Returns the layer's kernels over pages of this size, where a request has room for
+        ``keys`` keys on all ranks together."""
         found = self._kernels.get((page, dtype))
         if found is None:
             problem = latent_problem(
@@ -177,8 +177,8 @@ class FlashsmithLatentImpl(MLACommonImpl[MLACommonMetadata[LatentDecodeStep]]):
         attn_metadata: MLACommonMetadata[LatentDecodeStep],
         layer: Any,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """The latent outputs of decoding tokens, (tokens, heads, kv_lora_rank), and the LSE,
-        (tokens, heads), if the engine merges the outputs of several ranks."""
+        """Returns the latent outputs of decoding tokens, (tokens, heads, kv_lora_rank), and the
+        LSE, (tokens, heads), if the engine merges the outputs of several ranks."""
         step = attn_metadata.decode
         assert step is not None
         queries = torch.cat(q, dim=-1) if isinstance(q, tuple) else q

@@ -37,5 +37,5 @@ class StepMetadata:
         self.sizes = self.num_actual_tokens, self.max_query_len, self.causal
 
     def with_block_table(self, block_table: torch.Tensor, slots: torch.Tensor) -> StepMetadata:
-        """A copy of this step for layers that use another cache."""
+        """Returns a copy of this step for layers that use another cache."""
         return replace(self, block_table=block_table, slot_mapping=slots)

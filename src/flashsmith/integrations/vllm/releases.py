@@ -37,15 +37,15 @@ def register_backend() -> str:
 
 
 def backend_name() -> str:
-    """The name under which the backend is registered, for `--attention-backend`."""
+    """Returns the name under which the backend is registered, for `--attention-backend`."""
     from vllm.v1.attention.backends.registry import AttentionBackendEnum
 
     return NAME if NAME in AttentionBackendEnum.__members__ else "CUSTOM"
 
 
 def unsupported(release: str) -> str:
-    """Why a release of vLLM is not supported, or ''. Development builds of supported releases are
-    tried, and so are builds whose version says nothing."""
+    """Returns why a release of vLLM is not supported, or ''. Development builds of supported
+    releases are tried, and so are builds whose version says nothing."""
     found = re.match(r"(\d+)\.(\d+)", release)
     minor = (int(found[1]), int(found[2])) if found else _NEWEST
     if _OLDEST <= minor <= _NEWEST or minor == (0, 0) or (minor == (0, 1) and "dev" in release):
@@ -65,8 +65,8 @@ def _installed() -> str:
 
 
 def ranks_of_cache(kv_cache_spec: Any) -> tuple[int, int]:
-    """The number of ranks over which a cache is distributed, and this rank; (1, 0) if it is not
-    distributed."""
+    """Returns the number of ranks over which a cache is distributed, and this rank; (1, 0) if it is
+    not distributed."""
     from vllm.distributed.parallel_state import get_dcp_group
 
     # Older releases have no such field: there ranks have parts of all caches.
@@ -80,7 +80,8 @@ def ranks_of_cache(kv_cache_spec: Any) -> tuple[int, int]:
 
 
 def dcp_combine() -> Any:
-    """The collective that merges the ranks' outputs and LSEs, as the engine's config selects it."""
+    """Returns the collective that merges the ranks' outputs and LSEs, as the engine's config
+    selects it."""
     from vllm.config import get_current_vllm_config_or_none
 
     try:
@@ -111,8 +112,8 @@ class CacheLayouts:
 
     @staticmethod
     def get_kv_cache_stride_order(include_num_layers_dimension: bool = False) -> tuple[int, ...]:
-        """The memory order of the dimensions of get_kv_cache_shape(). The layer dimension, if
-        included, comes first in that shape."""
+        """Returns the memory order of the dimensions of get_kv_cache_shape(). The layer dimension,
+        if included, comes first in that shape."""
         from vllm.v1.attention.backends.utils import get_kv_cache_layout
 
         tokens_first = get_kv_cache_layout() == "NHD"

@@ -98,7 +98,8 @@ class TorchTensors(RepeatableFramework):
         )
 
     def device_of(self, name: str, device: Any) -> Device:
-        """The Device of a torch.device. Raises ArgumentError unless it is the host or a GPU."""
+        """Returns the Device of a torch.device. Raises ArgumentError unless it is the host or a
+        GPU."""
         kind = device.type
         if kind == "cpu":
             return HOST
@@ -203,7 +204,7 @@ class TorchTensors(RepeatableFramework):
 
 
 def no_memory_of_its_own(kind: type) -> str | None:
-    """Why tensors of this class are refused, if it is one whose tensors have no memory
+    """Returns why tensors of this class are refused, if it is one whose tensors have no memory
     of their own; None for other classes."""
     if kind.__name__ == "DTensor":
         return (
