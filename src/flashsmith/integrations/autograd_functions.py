@@ -1,7 +1,7 @@
 """The autograd functions of attention() and its gradients.
 
-If nothing intercepts ops (no dispatch mode, no tensor subclass that dispatches), they call the
-kernels directly, because an op costs some microseconds of host time.
+If nothing intercepts ops (no dispatch mode, no tensor subclass that dispatches), these functions
+call the kernels directly, because an op costs some microseconds of host time.
 """
 
 from __future__ import annotations
@@ -217,7 +217,7 @@ def _gradients(
     opts: OpOptions, needs: tuple[bool, bool, bool, bool], fp32_gradients: bool = False,
     this: SavedCall | None = None,
 ) -> tuple[Any, Any, Any, Any]:  # fmt: skip
-    """dq, dk, dv and dsinks, None where not needed; ``this`` is the forward pass."""
+    """Computes dq, dk, dv and dsinks, each None if not needed; ``this`` is the forward pass."""
     if is_plain(do, q, k, v):
         try:
             return backward_directly(

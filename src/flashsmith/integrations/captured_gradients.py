@@ -1,12 +1,12 @@
 """Gradients of the float tensors that a score function reads.
 
-The gradient of one value is a sum over all score elements that read the value. Each element
-contributes dS = P (dP - D), times the derivative of the new score with respect to the read. On a
-GPU, kernels compute these sums if the indices depend on the head, the query, the key or the
-distance; see captured_by_kernels.py. For other indices PyTorch's operations compute dS for blocks
-of rows in fp32 and float64. The order of every summation is fixed, so that the bits repeat:
-dimensions that no index depends on are summed first, and the remaining sums are added by PyTorch's
-deterministic index_put_().
+The gradient of one value of such a tensor is a sum over all score elements that read this value.
+Each element contributes dS = P (dP - D), times the derivative of the new score with respect to the
+value that was read. On a GPU, kernels compute these sums if the indices depend on the head, the
+query, the key or the distance; see captured_by_kernels.py. For other indices PyTorch's operations
+compute dS for blocks of rows in fp32 and float64. The order of every summation is fixed, so that
+the bits repeat: dimensions that no index depends on are summed first, and the remaining sums are
+added by PyTorch's deterministic index_put_().
 """
 
 from __future__ import annotations
@@ -153,8 +153,8 @@ def _deterministic() -> Iterator[None]:
 
 
 class _ScoreBlock(NamedTuple):
-    """dS of a block of rows and all keys of a sequence, (heads, rows, keys), or sums of that dS,
-    with the values that expressions read at these elements."""
+    """dS of a block of rows and all keys of a sequence, (heads, rows, keys), or sums of this dS;
+    and the values and tensors from which expressions are evaluated at the same elements."""
 
     d_scores: torch.Tensor
     values: Mapping[str, Any]

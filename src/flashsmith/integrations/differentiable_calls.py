@@ -1,4 +1,5 @@
-"""attention() under autograd: calls that may have gradients, and their repetition."""
+"""attention() under autograd: runs calls that may have gradients, and lets run_repeated repeat
+them."""
 
 from __future__ import annotations
 
@@ -152,10 +153,10 @@ def _run_of(this: SavedCall, follows_pytorch: bool) -> Callable[[tuple[Any, ...]
 
 
 def _longest(offsets: tuple[Any, Any], limits: tuple[Any, Any]) -> Any:
-    """Upper bounds on the lengths (``limits``). Those that the caller did not give are the greatest
-    lengths, read from the GPU.
+    """Returns upper bounds on the lengths: ``limits``, in which each bound that the caller did not
+    give is replaced by the greatest length, read from the GPU.
 
-    Reading limits synchronizes with the GPU, so it is done once for both passes. The limits are
+    Reading a length synchronizes with the GPU, so this is done once for both passes. The limits are
     returned unchanged if the offsets are on the host or unusable (the checks report that later), or
     if a CUDA graph is being captured.
     """

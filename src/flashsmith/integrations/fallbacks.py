@@ -12,7 +12,8 @@ from flashsmith.errors import ArgumentError
 
 
 class FallbackWarning(UserWarning):
-    """PyTorch computed an attention that flashsmith's kernels cannot; the message says why."""
+    """PyTorch computed an attention that flashsmith's kernels cannot compute; the message says
+    why."""
 
 
 class Reason(NamedTuple):
@@ -25,7 +26,7 @@ class Reason(NamedTuple):
         return f"{self.argument}: {self.facts}"
 
     def error(self) -> ArgumentError:
-        """Returns the reason as an error, for callers who want no fallback."""
+        """Makes an error of the reason, for callers who want no fallback."""
         return ArgumentError(f"{self}; strict=False leaves such calls to PyTorch")
 
 

@@ -277,8 +277,8 @@ def _of_used_keys(q: Any, k: Any, v: Any, return_lse: bool, **keywords: Any) -> 
 
 
 def _probs(are_asked_for: bool) -> tuple[None, ...]:
-    """Returns the entry for the probabilities that FlashAttention returns last: (None,) if it is
-    requested, because they are never stored, and otherwise ()."""
+    """Returns the last entry of FlashAttention's results, the probabilities: (None,) if they are
+    requested, because flashsmith never stores them, and otherwise ()."""
     return (None,) if are_asked_for else ()
 
 
@@ -455,8 +455,8 @@ def _check_launch(sm_margin: Any, num_splits: Any) -> None:
 def _latent_tensors(
     q: Any, qv: Any, k_cache: Any, v_cache: Any, k: Any, v: Any
 ) -> tuple[Any, Any, Any, None]:
-    """q, k_cache, k and v of attention_with_cache() for a latent cache, whose rows hold the rotary
-    columns and the values."""
+    """Returns q, k_cache, k and v for a call to attention_with_cache() over a latent cache, whose
+    rows hold both the rotary columns and the values."""
     rows = latent_views.whole_rows(k_cache, v_cache)
     queries = latent_views.joined_rows("q", q, "qv", qv)
     if k is None and v is None:
@@ -477,7 +477,7 @@ _ROTATION = (
 def _check_equal(name: str, given: Any, other_name: str, other: Any, advice: str) -> None:
     """Raises ArgumentError unless ``given`` is None, or holds the same numbers as ``other``.
 
-    Numbers on a GPU are read, which synchronizes with the GPU, unless both are the same object.
+    Unless both are the same object, numbers on a GPU are read, which synchronizes with the GPU.
     """
     if given is None or given is other:
         return
@@ -510,8 +510,8 @@ def _lengths_between(name: str, offsets: Any) -> Any:
 
 
 def _lengths(q: Any, k_cache: Any, page_table: Any, cu_seqlens_q: Any, length: int | None) -> Any:
-    """Returns the same length for every sequence, as a tensor of q's framework. If ``length`` is
-    None, it is the length of the whole cache.
+    """Makes a tensor of q's framework that holds the same length for every sequence: ``length``, or
+    the length of the whole cache if ``length`` is None.
 
     Raises ArgumentError if the length does not fit int32, or if the tensors' shapes do not
     determine the cache's length or the number of sequences.
@@ -543,7 +543,7 @@ def _in_words(tensor: Any) -> str:
 def _alibi(slopes: Array | None) -> dict[str, Any]:
     """Returns the keywords of attention() for ALiBi.
 
-    Distances are measured between positions, not between indices.
+    The distances that ALiBi uses are measured between positions, not between indices.
     """
     if slopes is None:
         return {}
@@ -590,7 +590,7 @@ def _check_absent(**tensors: Any) -> None:
 
 
 def _window(window_size: Any) -> tuple[int | None, int | None]:
-    """``window_size`` with each -1 replaced by None; both mean no limit.
+    """Returns ``window_size`` with each -1 replaced by None; both mean no limit.
 
     Raises ArgumentError unless it has two entries, each one None, -1 or a whole number from 0.
     """

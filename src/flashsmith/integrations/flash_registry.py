@@ -321,11 +321,11 @@ class _Activated:
 def _with_fallback(
     operator: str, device: str, ours: Callable[..., Any], bits: str | None
 ) -> Callable[..., Any]:
-    """Returns a kernel that calls ``ours``, and then PyTorch's kernel if ``ours`` raises
-    _LeftToPyTorch.
+    """Returns a kernel that calls ``ours`` and, only if this raises _LeftToPyTorch, PyTorch's
+    kernel.
 
-    With canonical bits it raises an error for such calls, because PyTorch's kernel gives other
-    bits.
+    With canonical bits the kernel raises an error instead of calling PyTorch's kernel, which gives
+    other bits.
     """
     theirs: Any = None
     # PyTorch has no kernel for packed sequences on the host; builds without CUDA have none for

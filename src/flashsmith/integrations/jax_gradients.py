@@ -1,7 +1,7 @@
 """attention() under jax.grad and jax.vjp: a custom_vjp with kernels for both passes.
 
-Other transformations are refused before JAX calls the custom_vjp: their tracers have no values, or
-they differentiate in forward mode.
+Other transformations are refused before JAX calls the custom_vjp, because their tracers have no
+values, or because they differentiate in forward mode.
 """
 
 from __future__ import annotations

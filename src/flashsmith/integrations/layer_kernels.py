@@ -1,4 +1,4 @@
-"""The kernels that a serving engine can need, found and built before it captures graphs.
+"""Finds and builds the kernels that a serving engine can need, before the engine captures graphs.
 
 A step's sizes are rounded up to powers of two. A layer therefore needs only a few kernels, all of
 which are known when the engine starts.
@@ -77,7 +77,8 @@ class LayerKernels:
 
 
 class _Step(NamedTuple):
-    """A step that is known before there are tensors. The engines' tensors suit TMA."""
+    """A step whose sizes are known before its tensors exist. TMA can copy the tensors of all
+    engines."""
 
     problem: Problem
     suits_tma: bool = True
@@ -167,8 +168,8 @@ def direct_problem(
     bits: str,
     d_v: int = 0,
 ) -> Problem:
-    """Returns the problem of ``attention`` over a step's own keys. ``dtype`` is a framework's,
-    ``bits`` as in ``attention``; values have ``d_v`` columns, 0 stands for d."""
+    """Returns the problem of ``attention`` over a step's own keys. ``dtype`` is a framework's
+    dtype, and ``bits`` is as in ``attention``. Values have ``d_v`` columns; 0 means d."""
     semantics = Semantics(mask.kind, softcap > 0, packed=True, uneven=True)
     return Problem(
         *(1, 1, 1, heads, kv_heads, d, DTYPES[dtype_name(dtype) or ""], semantics, DEFAULT),
@@ -218,8 +219,8 @@ def build_kernels(
 
 
 def merged_sizes(heads: int, d: int) -> tuple[int, int]:
-    """Returns the number and the d of the heads as which ``heads`` heads of d elements are merged:
-    equal pieces of them if no merge kernel is wide enough."""
+    """Returns the number and the d of the heads in a merge of ``heads`` heads of d elements. If no
+    merge kernel is wide enough, the heads are merged in equal pieces."""
     widest = max(it for family in families(MERGE.name) for it in family.knob_values["d_head"])
     most = d // D_STEP
     count = next(it for it in range(1, most + 1) if most % it == 0 and d // it <= widest)
@@ -235,7 +236,7 @@ def device_of(kind: str, ordinal: int) -> DeviceSpec:
 def _chosen(
     problem: Problem, split: str, device: DeviceSpec, requests: int, queries: int
 ) -> KernelConfig:
-    """Chooses the config for a step. The result is cached, so that all layers of one kind share one
+    """Chooses the config for a step. The choice is cached, so that all layers of one kind share one
     search."""
     config: KernelConfig = _chooser(problem, split)(_sized(problem, requests, queries), device)
     return config

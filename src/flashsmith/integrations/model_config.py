@@ -1,6 +1,6 @@
-"""A model's attention problems, from the config.json that transformers writes for it.
+"""Reads a model's attention problems from the config.json that transformers writes for the model.
 
-`flashsmith build --model` builds kernels for them. This module needs neither PyTorch nor
+`flashsmith build --model` builds kernels for these problems. This module needs neither PyTorch nor
 transformers.
 """
 
@@ -187,8 +187,8 @@ def _number(config: Mapping[str, Any], names: tuple[str, ...]) -> int | None:
 
 
 def _dtype(config: Mapping[str, Any], notes: list[str]) -> str:
-    """Returns the word for a model's dtype. If the config does not give a supported dtype, it is
-    bf16, and a note says so."""
+    """Returns the word for a model's dtype. If the config does not give a supported dtype, the word
+    is bf16's, and a note says so."""
     text = config.get("text_config")
     of_text = text if isinstance(text, Mapping) else {}
     named = next(

@@ -1,5 +1,5 @@
-"""The namespace of the ops, and OpOptions: what both passes need of the arguments of attention(),
-except the tensors."""
+"""Defines the namespace of the ops, and OpOptions: the arguments of attention() that both passes
+need, except the tensors."""
 
 from __future__ import annotations
 

@@ -34,7 +34,7 @@ class Packing:
         return padded[self.rows]
 
     def unpack(self, packed: Any, batch: int, length: int) -> Any:
-        """(total, ...) to (batch, length, ...), with zeros at padding."""
+        """Converts (total, ...) to (batch, length, ...), with zeros at padding."""
         padded = packed.new_zeros((batch, length, *packed.shape[1:]))
         padded[self.rows] = packed
         return padded

@@ -10,7 +10,8 @@ from flashsmith.runtime.frameworks import framework_of
 
 
 class PagedLengths(NamedTuple):
-    """``page_table`` (batch, most_pages) int32, -1 where unused, and ``lens`` (batch,) int32."""
+    """``page_table`` is (batch, most_pages) int32, with -1 in unused entries; ``lens`` is (batch,)
+    int32."""
 
     page_table: Any
     lens: Any
@@ -36,7 +37,7 @@ def from_flashinfer(
             page_size.
         page_size: keys per page.
         most_pages: columns of the table, at least the largest page count of a sequence. None reads
-            that count from indptr, which synchronizes with a GPU; in a CUDA graph, pass a number.
+        that count from indptr, which synchronizes with a GPU; during graph capture, pass a number.
 
     Raises:
         ArgumentError: an argument is neither a tensor nor an array.

@@ -55,8 +55,8 @@ def _with_program(
     opts: OpOptions, q: Any, k: Any, cu_q: Any, reads: Any, program: str, ints: Any, floats: Any,
     positions: str,
 ) -> OpOptions:  # fmt: skip
-    """Returns the options with the program added, in the form that kernels require for tensors of
-    these lengths."""
+    """Adds the program to the options, in the form that kernels require for tensors of these
+    lengths."""
     bound = program_of_text(program, tuple(reads), tuple(ints), tuple(floats))
     sizes = sizes_of(q, k, cu_q)
     found = limited(bound, None if sizes is None else sizes.lengths, positions)

@@ -56,8 +56,8 @@ _F = TypeVar("_F", bound=Callable[..., Any])
 
 
 def assume_constant_result(function: _F) -> _F:
-    """torch.compiler.assume_constant_result, whose import of torch._dynamo takes a second. Tracers
-    record the function's result as a constant."""
+    """Does the same as torch.compiler.assume_constant_result, which imports torch._dynamo and so
+    takes a second. Tracers record the function's result as a constant."""
     vars(function)["_dynamo_marked_constant"] = True
     return function
 
@@ -69,8 +69,8 @@ _any_autocast = torch._C._is_any_autocast_enabled
 
 
 def is_direct() -> bool:
-    """Whether PyTorch neither traces nor intercepts operations, and autocast is off: run_repeated
-    may then serve a call."""
+    """Whether run_repeated may serve a call: PyTorch neither traces nor intercepts operations, and
+    autocast is off."""
     return not (
         _is_compiling()
         or _dispatch_modes()
@@ -104,7 +104,7 @@ def check_emulate(emulate: Any) -> bool | None:
 
 
 def under_autocast(*tensors: Any) -> tuple[Any, ...]:
-    """Returns the tensors, cast as autocast, if enabled, would cast the inputs of PyTorch's own
+    """If autocast is enabled, casts the tensors as autocast casts the inputs of PyTorch's
     attention.
 
     Arguments that are not tensors, and tensors on another device type, are returned unchanged.
@@ -122,7 +122,8 @@ def under_autocast(*tensors: Any) -> tuple[Any, ...]:
 
 
 def under_autocast_over(k_cache: Any, *tensors: Any) -> tuple[Any, ...]:
-    """Returns the tensors, cast by autocast to the dtype of the KV cache that they are used with.
+    """If autocast is enabled, casts the tensors to the dtype of the KV cache with which they are
+    used.
 
     Tensors that already have the cache's dtype are returned unchanged, for any dtype of autocast,
     unless the cache is float32.
@@ -180,7 +181,7 @@ def transform(tracing: bool) -> Reason | None:
 def is_exporting_to_onnx() -> bool:
     """Whether the caller runs within torch.onnx.export.
 
-    Python evaluates this function, because one of PyTorch's tracers would replace the call to
+    Tracers let Python run this function, because one of PyTorch's tracers would replace the call to
     is_in_onnx_export() by a constant.
     """
     onnx = sys.modules.get("torch.onnx")
@@ -230,7 +231,8 @@ def is_on_host(device: Any) -> bool:
 
 
 def reads_environment(device: Any) -> bool:
-    """Whether why_not_on() depends on the environment, which may change between calls."""
+    """Whether the result of why_not_on() depends on the environment, which may change between
+    calls."""
     return is_on_host(device) or query_gpu(device.index).arch >= FIRST_UNTUNED_ARCH
 
 

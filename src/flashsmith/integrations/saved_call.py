@@ -1,5 +1,5 @@
-"""SavedCall: a forward pass that a backward pass may follow; and both passes by the kernels, called
-directly."""
+"""Defines SavedCall, a forward pass that a backward pass may follow, and runs both passes by
+calling the kernels directly."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class SavedCall:
 
 
 def required(*tensors: Any) -> tuple[bool, ...]:
-    """For each argument, whether it is a tensor that requires a gradient.
+    """Returns, for each argument, whether it is a tensor that requires a gradient.
 
     The result is False for other objects, which the checks refuse later.
     """
@@ -63,7 +63,7 @@ def forward_arguments(
 def forward_directly(
     q: Any, k: Any, v: Any, sinks: Any, cu_q: Any, cu_k: Any, this: SavedCall
 ) -> tuple[Any, Any, Any]:
-    """Runs the kernel: the output, its log-sum-exp, and the row maximum or None.
+    """Runs the kernel; returns the output, its log-sum-exp, and the row maximum or None.
 
     The kernel of the backward pass is prepared, too.
     """
@@ -104,12 +104,12 @@ def backward_directly(
     fp32_gradients: bool = False,
     this: SavedCall | None = None,
 ) -> tuple[Any, Any, Any, Any]:
-    """dq, dk, dv and dsinks, None where not needed; ``this`` is the forward pass."""
+    """Computes dq, dk, dv and dsinks, each None if not needed; ``this`` is the forward pass."""
     tensors = do, q, k, v, o, lse
     call = backward_arguments(tensors, dlse, sinks, cu_q, cu_k, opts, needs, fp32_gradients)
     found = run_backward(*call)
     if this is not None and not this.swapped and dlse is None and sinks is None:
-        # RepeatedAttention will make the next lookup, and it saves a detached lse.
+        # RepeatedAttention will make the next lookup, and RepeatedAttention saves a detached lse.
         remember_gradients(this, needs, tensors, (*tensors[:5], lse.detach()))
     return found
 

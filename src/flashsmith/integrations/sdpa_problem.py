@@ -1,6 +1,8 @@
-"""The arguments of a scaled_dot_product_attention call, and whether the kernels can serve it.
+"""Decides from the arguments of a scaled_dot_product_attention call whether the kernels can serve
+it.
 
-Pure functions of plain values without tensors, so that every case can be tested without a GPU.
+All functions are pure and take plain values, no tensors, so that every case can be tested without a
+GPU.
 """
 
 from __future__ import annotations
@@ -62,15 +64,15 @@ def why_not(problem: SdpaProblem) -> Reason | None:
     )
 
 
-# The dtypes of mask tensors. A bool is True where the query sees the key; a number is added to the
-# score.
+# The dtypes of mask tensors. In a bool mask, True means that the query sees the key; the elements
+# of other masks are added to the scores.
 MASK_DTYPES = ("bool", "float16", "bfloat16", "float32")
 
 
 def why_not_mask(mask: TensorFacts, problem: SdpaProblem, *, needs_grad: bool) -> Reason | None:
     """Returns why the kernels cannot apply a mask tensor in ``problem``; None if they can.
 
-    ``needs_grad`` is whether autograd would need the mask's gradient.
+    ``needs_grad`` says whether autograd would need the mask's gradient.
     """
     if problem.is_causal:
         return Reason("is_causal", "True with a mask tensor, which PyTorch refuses")

@@ -66,7 +66,7 @@ def called_by_op(
 ) -> Any:
     """Calls the first op, or the second if keys are appended to the caches.
 
-    ``first`` are the arguments that precede cache_lens: q, the caches, and the tensors that a
+    ``first`` has the arguments that precede cache_lens: q, the caches, and the tensors that a
     program reads. ``program`` are further keywords for the op.
     """
     q, k_cache, v_cache, *reads = first
@@ -210,7 +210,8 @@ _library = torch.library.Library(OPERATORS, "FRAGMENT")
 def define_op(
     name: str, schema: str, kernel: Callable[..., Any], fake: Callable[..., Any] = _fake
 ) -> None:
-    """Defines an op over a cache, which has no gradients. ``schema`` is the part after its name."""
+    """Defines an op over a cache, without gradients. ``schema`` is the part of the op's schema
+    after the name."""
     _library.define(name + schema, tags=_TAGS)
     op = f"{OPERATORS}::{name}"
     torch.library.impl(op, "default", kernel, lib=_library)

@@ -89,8 +89,8 @@ def _asked_forward(
     needs: Any = (),
     **keywords: Any,
 ) -> tuple[Any, ...]:
-    """Returns the arguments of run_call and attention_call for a forward op's arguments: as
-    forward_arguments."""
+    """Converts a forward op's arguments to the arguments of run_call and attention_call, in the
+    order that forward_arguments() describes."""
     opts = call_options(return_lse=return_lse, return_row_max=return_row_max, **keywords)
     options = opts.options.with_tensors(sinks, cu_q, cu_k)
     ahead = None
@@ -148,7 +148,7 @@ def _asked_backward(
     config: str | None = None,
     **keywords: Any,
 ) -> Any:
-    """backward_arguments() for a backward op's arguments."""
+    """Converts a backward op's arguments to the result of backward_arguments()."""
     opts = call_options_backward(config, **keywords)
     tensors = do, q, k, v, o, lse
     return backward_arguments(tensors, dlse, sinks, cu_q, cu_k, opts, tuple(needs), fp32_gradients)

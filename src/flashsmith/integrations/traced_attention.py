@@ -1,4 +1,5 @@
-"""attention() and backward() as calls of their custom ops, for tracers and dispatch modes.
+"""Makes calls to attention() and backward() as calls to their custom ops, for tracers and dispatch
+modes.
 
 Only calls under a tracer or a dispatch mode import this module.
 """
@@ -37,7 +38,7 @@ def short_form(config: KernelConfig | None) -> str | None:
 
 @assume_constant_result
 def _written(family: str, *values: Any) -> str:
-    """Returns the short form of a config; Python evaluates this function, tracers do not trace
+    """Returns the short form of a config; tracers let Python run this function and do not trace
     it."""
     return str(family_named(family).config_class(*values))
 

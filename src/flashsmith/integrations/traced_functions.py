@@ -1,4 +1,5 @@
-"""Attention with score and mask functions as a call to an op, for PyTorch's tracers.
+"""Makes a call to attention with score and mask functions as a call to an op, for PyTorch's
+tracers.
 
 The functions are traced by flashsmith, outside of the compiler's graph. The tensors and numbers
 that they capture become the op's inputs. Only calls under a tracer import this module.
@@ -65,7 +66,7 @@ def attention_by_program(
     """attention() with ``functions``, its keywords that define a program, as a call to an op.
 
     Functions that the compiler cannot pass to Python, or whose captures it cannot guard, are traced
-    by the compiler itself. Returns None if its version cannot do that.
+    by the compiler itself. Returns None if this version of the compiler cannot trace them.
 
     While tracing, raises ArgumentError and TraceError as attention() does, and ArgumentError for
     ``out`` with gradients. Other arguments are checked when the op runs.
@@ -151,12 +152,12 @@ def _returned(asked: Mapping[str, Any], o: Any, lse: Any, row_max: Any) -> Any:
 
 
 def _guarded_plan(roots: Any, block_sizes: Any, positions: Any) -> Any:
-    """Returns the plan as a string, with the paths to tensors and numbers. All other paths of the
-    plan are followed here, so that the compiler guards the objects to which they lead. Returns None
-    if there is no plan."""
+    """Returns the plan's program as a string, and the plan's paths to tensors and numbers. All
+    other paths of the plan are followed here, so that the compiler guards the objects to which they
+    lead. Returns None if there is no plan."""
     if _is_made_here(roots):
         return None
-    # The compiler passes objects to Python only as arguments of their own, not within tuples.
+    # The compiler passes an object to Python only as a separate argument, not within a tuple.
     score_mod, bias, mask_mod, mask = [_described(it) for it in roots]
     plan = _plan(score_mod, bias, mask_mod, mask, _attributes(roots), block_sizes, positions)
     if plan is None:
@@ -241,7 +242,7 @@ def _with_mask(
 
 def _plain(value: Any) -> Any:
     """Replaces a value of flashsmith.masks or flashsmith.scores, or a partial, by its parts, so
-    that one trace also serves new values. Anything else is returned unchanged."""
+    that one trace also serves other values of these parts. Anything else is returned unchanged."""
     if type(value) in (MaskValue, ScoreValue):
         return PARTS, value.function, tuple([_plain(it) for it in value.parts])
     if isinstance(value, partial) and not value.keywords:
@@ -250,8 +251,8 @@ def _plain(value: Any) -> Any:
 
 
 def _described(root: Any) -> Any:
-    """Returns a root made of constants only: each tensor is replaced by its rank and dtype, and by
-    which of its sizes are 1. Other sizes do not matter."""
+    """Makes a root of constants only: each tensor is replaced by its dtype and by its sizes, where
+    every size other than 1 becomes 2."""
     if isinstance(root, torch.Tensor):
         return TENSOR, tuple([1 if size == 1 else 2 for size in root.shape]), root.dtype
     return tuple([_described(it) for it in root]) if type(root) is tuple else root
@@ -297,7 +298,8 @@ def _plan(
     block_sizes: Any,
     positions: Any,
 ) -> Any:
-    """plan_of() as tuples; Python evaluates this function, tracers do not trace it."""
+    """Returns the result of plan_of() as tuples; tracers let Python run this function and do not
+    trace it."""
     roots = score_mod, bias, mask_mod, mask
     if _attributes(roots) != attributes:
         return None  # an object that the compiled code makes has no attributes here

@@ -127,7 +127,7 @@ def register(
 
 
 def _keep_from_the_hub() -> None:
-    """Patches transformers so that it does not load a kernel for the name 'flashsmith'.
+    """Patches transformers so that transformers does not load a kernel for the name 'flashsmith'.
 
     For any attention implementation with 'flash' in its name, transformers loads a kernel, possibly
     from the hub, and refuses chunked masks. flashsmith needs no such kernel and supports any mask.
@@ -144,8 +144,9 @@ def _keep_from_the_hub() -> None:
     load_unless_ours.loads_nothing_for = NAME  # type: ignore[attr-defined]
     modeling_utils.lazy_import_flash_attention = load_unless_ours
     # Without this patch, generate() passes a mask for a static cache even if the mask hides
-    # nothing. The mask would have to be read at every step, which breaks the compiled graph. Vision
-    # towers keep the original check, so that they pass their images as packed sequences.
+    # nothing. Such a mask would have to be read at every step, and the read would break the
+    # compiled graph. Vision towers keep the original check, so that they pass their images as
+    # packed sequences.
     for where in (generation_utils, masking_utils):
         asks = getattr(where, "is_flash_attention_requested", None)
         if asks is not None:
@@ -153,8 +154,8 @@ def _keep_from_the_hub() -> None:
 
 
 def _for_another(asks: Callable[..., bool]) -> Callable[..., bool]:
-    """Wraps transformers' check for flash attention so that it returns False for configs that
-    select flashsmith."""
+    """Wraps transformers' check for flash attention so that the check returns False for configs
+    that select flashsmith."""
 
     def asks_for_another(config: Any = None, *args: Any, **keywords: Any) -> bool:
         if getattr(config, "_attn_implementation", None) == NAME:
@@ -220,9 +221,8 @@ def flashsmith_attention_forward(
     indices: Any = None,
     **keywords: Any,
 ) -> tuple[Any, None]:
-    """The attention function, which transformers calls for every layer.
-
-    It returns the output, (batch, length, heads, d), and None for the attention weights.
+    """The attention function, which transformers calls for every layer. It returns the output,
+    (batch, length, heads, d), and None in place of the attention weights.
 
     Raises:
         ArgumentError: the layer's attention cannot be computed here, nor by PyTorch's function.
@@ -312,7 +312,7 @@ def _causality(
 ) -> tuple[bool, int | None]:
     """Whether a layer's attention is causal, and its window.
 
-    If the mask determines both, the layer's own attributes are ignored.
+    If the mask determines both, the layer's attributes are ignored.
     """
     causal, window = _stated_or_masked(module, hidden, given, window, query, pages)
     if window is not None and hidden.causal is None and key.shape[2] != query.shape[2]:
@@ -448,14 +448,14 @@ def _by_kernel(call: _Call) -> Any:
     if real_k.whole_lines:
         return attention(q, k, v, **call.keywords())
     if call.causal or call.window is not None or call.padding.dtype is not torch.bool:
-        # The queries are those of the last keys, so the padding of these keys applies to the
-        # queries too.
+        # The queries belong to the last keys, so the padding of these keys applies to the queries
+        # too.
         real_q = packing_of(call.padding, last=q.shape[1])
         packed = _on_packed(call, real_q.pack(q), real_q, real_k.pack(k), real_k.pack(v), real_k)
         return real_q.unpack(packed, *q.shape[:2])
     # In cross-attention the mask does not cover the queries, and this function cannot know whether
-    # its caller is cross-attention. Computing all queries is always correct, and only the work on
-    # padded rows is wasted.
+    # its caller is cross-attention. So all queries are computed, which is always correct and only
+    # wastes the work on padded rows.
     all_q = packing_of_all(q.shape[0], q.shape[1], q.device)
     rows = q.reshape(-1, *q.shape[2:])
     return _on_packed(call, rows, all_q, real_k.pack(k), real_k.pack(v), real_k).view(
@@ -477,7 +477,8 @@ def _on_packed(call: _Call, q: Any, real_q: Packing, k: Any, v: Any, real_k: Pac
 
 
 def _on_rolled(call: _Call, q: Any, k: Any, v: Any) -> Any:
-    """Computes attention over a rolling cache, which drops keys once they have left the window."""
+    """Computes attention over a rolling cache: a cache that drops keys once they have left the
+    window."""
     how = {"cache_lens": call.filled, "kv_offset": call.dropped, **call.keywords()}
     if call.padding is None:
         return attention_with_cache(q, k, v, **how)

@@ -45,7 +45,7 @@ def refuse_under_canonical(why: str) -> None:
 
 def refuse_rolling(argument: str, facts: str) -> None:
     """Raises ArgumentError if bits must be canonical. Canonical bits need the positions of the keys
-    in their sequence, and the caller does not know them."""
+    in their sequence, and the caller does not know these positions."""
     refuse_under_canonical(
         f"{argument}: {facts}; canonical bits need each key's position in its sequence: generate "
         "with a cache that keeps all keys"

@@ -156,7 +156,7 @@ def _may_be_compact(hidden: HiddenKeys, queries: int, *, may_skip: bool, passed_
     """Whether a model works with a compact form of its mask.
 
     ``may_skip``: whether transformers allows the mask to be left out.
-    ``passed_on``: whether the model passes masks on without reading them.
+    ``passed_on``: whether the model passes masks on to its layers without reading them.
     """
     if not hidden.causal:
         return may_skip and (passed_on or not hidden.window)
@@ -195,8 +195,8 @@ def hidden_by(mask: Any, queries: int) -> HiddenKeys:
             return HiddenKeys(causal=False, window=0)
     if not _may_ask():
         return _hidden_by_values(mask, queries) or HiddenKeys(pattern=mask)
-    # Every layer gets the same mask and therefore the same padding object, which is packing_of()'s
-    # cache key.
+    # Every layer gets the same mask and therefore the same padding object, by which packing_of()
+    # caches its results.
     version = _version(mask)
     if mask not in _known or _known[mask][0] != version:
         _known[mask] = version, _hidden_by_values(mask.detach(), queries)
@@ -212,7 +212,7 @@ def _counted(mask: Any) -> HiddenKeys:
 
 
 def _is_one_value(mask: Any) -> bool:
-    """Whether a mask is a single element that was expanded. The element must be True, because no
+    """Whether a mask is a single element that was expanded. If so, the element is True, because no
     mask hides all keys."""
     sizes = zip(mask.shape, mask.stride(), strict=True)
     return all(stride == 0 for size, stride in sizes if size != 1)
@@ -275,7 +275,7 @@ def _form(hidden: HiddenKeys, batch_size: int, q_length: int, kv_length: int, de
 
 
 def _counts(hidden: HiddenKeys) -> Any:
-    """Returns the values of the int32 form, (batch, n) int32."""
+    """Returns the values of a mask in the int32 form: (batch, n) int32."""
     counts = [it[:, None] for it in (hidden.filled, hidden.dropped) if it is not None]
     if hidden.padding is not None:
         counts.append(hidden.padding.to(torch.int32))

@@ -3,9 +3,9 @@
 The code that calls the cache's update() depends on the version of transformers. In transformers
 5.23 it is the attention function, which gets the cache as an argument. From 5.24 on it is the
 model, and the attention function never gets the cache. Therefore, the tensors that update() returns
-also record where the pages are. To all other code these tensors look like gathered keys and values,
-which the first operation on them gathers. Models need this, because they may share keys between
-layers, or change keys before they call the attention function.
+also record where the pages are. To all other code these tensors look like gathered keys and values:
+the first operation on such a tensor gathers them. Models need this, because a model may share keys
+between layers, or change keys before it calls the attention function.
 """
 
 from __future__ import annotations
@@ -134,8 +134,8 @@ def updated(
 
 
 def leave_pages_unread() -> None:
-    """Patches transformers so that, for models that use flashsmith, it gathers keys only if this is
-    necessary."""
+    """Patches transformers so that, for models that use flashsmith, keys are gathered only if this
+    is necessary."""
     update = getattr(PagedAttentionCache, "update", None)
     if update is None or getattr(update, "leaves_unread_for", None) == NAME:
         return  # before transformers 5.23, or already patched
@@ -188,7 +188,7 @@ def _pages_of(cache: Any, key: Any, layer_idx: int, lengths: dict[str, Any]) -> 
         return None
     k_cache, v_cache = allocator.get_cache_for_block_table(layer_idx)
     # The layer has one page in each block. transformers' views start at this layer's first page but
-    # contain the pages of all layers, so every (stride // page)-th page is the layer's.
+    # contain the pages of all layers, so every (stride // page)-th page belongs to the layer.
     page, stride = k_cache.shape[1], allocator.block_physical_stride
     k_cache, v_cache = (pages[:: stride // page] for pages in (k_cache, v_cache))
     starts = of_kind(allocator, lengths["cu_seq_lens_k"])

@@ -62,7 +62,8 @@ def sequences_of(
     )
 
 
-# Every layer gets the same tensors, so each tensor is read from the GPU once.
+# Every layer gets the same tensors, so the result is cached, and each tensor is read from the GPU
+# once.
 _longest_of: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
 _numbers_of: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
 

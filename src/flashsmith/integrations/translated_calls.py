@@ -1,5 +1,4 @@
-"""Calls to attention() and attention_with_cache() from functions whose arguments differ from
-theirs.
+"""Makes calls to attention() and attention_with_cache() for functions that have other arguments.
 
 Translating the arguments takes as long as the call. Therefore, a repeated call is looked up by its
 original arguments and runs the cached launch of its translation.

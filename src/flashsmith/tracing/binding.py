@@ -1,4 +1,5 @@
-"""Binds the score and mask functions of one call to a program of kernels and its values."""
+"""Turns the score and mask functions of one call into a program that kernels compute, with the
+values that the program takes."""
 
 from __future__ import annotations
 
@@ -23,8 +24,8 @@ POSITIONS = ("start", "end")
 
 
 class BoundFunctions(NamedTuple):
-    """The form in which kernels get a call's functions: a program, and a window whose limits also
-    hide keys.
+    """A call's functions in the form that kernels take: a program, and a window, which also hides
+    keys.
 
     program: None if the window expresses the functions.
     left, right: the number of keys that a row sees before and after its own position, aligned to
@@ -57,7 +58,8 @@ def bind(
     """
     given = (score_mod, *masks)
     key = (*map(id, given), lengths, positions, part)
-    # Results are not kept: they hold tensors, and would keep the caller's mask or bias in memory.
+    # Results are not kept: they refer to tensors, and would keep the caller's mask or bias in
+    # memory.
     is_kept = bias is None and not any(map(is_array, masks))
     known = _RECENT.get(key) if is_kept else None
     if known is not None and known.still_holds(given):
@@ -76,8 +78,8 @@ class _Recent(NamedTuple):
     found: BoundFunctions
 
     def still_holds(self, given: tuple[Any, ...]) -> bool:
-        """Whether ``given`` are the functions of this result, and still capture the same
-        objects."""
+        """Whether ``given`` are the functions to which this result belongs, and they still capture
+        the same objects."""
         for known, it in zip(self.given, given, strict=True):
             if (None if known is None else known()) is not it:
                 return False
@@ -91,7 +93,7 @@ _MOST_RECENT = 512
 def _remember(
     key: Any, given: tuple[Any, ...], watch: tuple[Watch, ...], found: BoundFunctions
 ) -> None:
-    """Keeps a result for as long as the functions that it belongs to exist."""
+    """Keeps a result for as long as the functions to which the result belongs exist."""
 
     # This is a default argument, because modules may lose their globals before this runs at the end
     # of the process.
@@ -148,8 +150,8 @@ def limited(
     positions: str,
     part: tuple[str, ...] = (),
 ) -> BoundFunctions:
-    """Returns a traced program, converted for kernels: a mask that equals a window becomes limits,
-    and q_idx and kv_idx become positions. Its tensors get names."""
+    """Converts a traced program for kernels: a mask that equals a window becomes limits, q_idx and
+    kv_idx become positions, and the program's tensors get names."""
     offset = 0 if positions == "end" else None if lengths is None else lengths[1] - lengths[0]
     limits = _limits(bound, offset)
     if limits is not None:
@@ -159,8 +161,8 @@ def limited(
 
 
 def at_row(function: Function) -> Function:
-    """Converts a mask function that takes the row, counted from the first query, to one that takes
-    q_idx under positions='end'."""
+    """Converts a mask function whose argument is the row, counted from the first query, to a mask
+    function whose argument is q_idx under positions='end'."""
     return lambda b, h, q_idx, kv_idx: function(b, h, row_of(q_idx), kv_idx)
 
 
@@ -208,8 +210,7 @@ _BIASES = ("float16", "bfloat16", "float32")
 
 
 def _named(bound: BoundProgram, bias: Any, masks: tuple[Any, ...]) -> BoundProgram:
-    """Returns the program, whose tensors are renamed to the caller's names for them where these are
-    known."""
+    """Renames the program's tensors to the caller's names for them, where these names are known."""
     names = {id(it): "mask" for it in masks if is_array(it)} | {id(bias): "bias"}
     return bound._replace(names=tuple(names.get(id(it), "") for it in bound.tensors))
 
@@ -246,10 +247,12 @@ def table_function(table: Any) -> Function:
 
 
 def table_reader(sizes: tuple[int, ...]) -> Function:
-    """table_function() for tensors of these sizes: a function of (table, b, h, x, y)."""
+    """Returns a function (table, b, h, x, y) that does the same as table_function() for a table of
+    these sizes."""
     if len(sizes) == 2:
         return _of_rows
-    # A size of 1 is broadcast. Programs clamp indices, but PyTorch's functions do not.
+    # A size of 1 is broadcast by the index 0, because PyTorch's functions do not clamp indices as
+    # programs do.
     if len(sizes) == 3:
         return _of_one_head if sizes[0] == 1 else _of_head
     if sizes[1] == 1:
@@ -337,7 +340,7 @@ def _without_mask(bound: BoundProgram) -> BoundProgram | None:
 def _placed(
     bound: BoundProgram | None, positions: str, part: tuple[str, ...]
 ) -> BoundProgram | None:
-    """Returns the program with q_idx and kv_idx as positions."""
+    """Converts q_idx and kv_idx in the program to positions."""
     if bound is None or (positions == "start" and not part):
         return bound
     first = first_key(part)
@@ -355,8 +358,8 @@ def _both(program: Program) -> tuple[Any, Any]:
 def _rebound(
     bound: BoundProgram, score: Typed | None, mask: Typed | None, part: tuple[str, ...] = ()
 ) -> BoundProgram:
-    """Returns a program of other expressions over some of the tensors and numbers of ``bound``, and
-    over the vectors of a part of the keys."""
+    """Returns the program of these expressions, which use some of the tensors and numbers of
+    ``bound``, and the vectors of a part of the keys."""
     program, reads, numbers = program_of(score, mask)
     old = bound.program
     given = zip(bound.tensors, bound.names, strict=True)

@@ -51,10 +51,10 @@ Watch = tuple[Callable[[], "list[Any]"], "list[Any]"]
 
 
 class Captures(NamedTuple):
-    """The leaves of a value in a fixed order, a key for everything else, and whether the key is
-    complete. Values with the same complete key differ only in their leaves. ``watch`` has all
-    objects that may change. ``paths`` lead to the leaves, and ``others`` to captured functions,
-    flags and strings; both are empty unless they are requested."""
+    """The leaves of a value in a fixed order, a key for the rest of the value, and whether this key
+    is complete. Values with the same complete key differ only in their leaves. ``watch`` has all
+    objects that may change. ``paths`` lead to the leaves, and ``others`` lead to captured
+    functions, flags and strings; both are empty unless requested."""
 
     key: Any
     leaves: tuple[Leaf, ...]
@@ -65,9 +65,9 @@ class Captures(NamedTuple):
 
 
 class _Shape(NamedTuple):
-    """A value that holds others: its identity, its children and the paths to them, a function that
-    builds a copy with other children, and a function that rereads the children if they may
-    change."""
+    """A value that holds other values, its children: the value's identity, the children and the
+    paths to them, a function that copies the value with other children, and, if the children may
+    change, a function that reads the current ones."""
 
     tag: Any
     children: list[Any]
@@ -217,8 +217,8 @@ def _array_key(value: Any) -> tuple[Any, ...]:
 
 
 def _is_constant(value: Any) -> bool:
-    """Whether the value is an immutable object of a framework, such as a dtype or a function, or
-    declares that it captures nothing."""
+    """Whether the value is an immutable object of a framework, such as a dtype or a function, or an
+    object that declares that it captures nothing."""
     kind = type(value)
     if getattr(kind, "captures_nothing", False):
         return True
@@ -317,8 +317,8 @@ def _function_shape(function: FunctionType) -> _Shape | None:
     closure, scope_now = function.__closure__ or (), function.__globals__
 
     def current() -> list[Any]:
-        # The reader must not refer to the function, because results are kept as long as the
-        # function exists.
+        # The reader must not refer to the function, because a reference from a kept result would
+        # keep the function alive.
         held = [*defaults, *only.values(), *(cell.cell_contents for cell in closure)]
         return held + [scope_now.get(name) for name in names]
 

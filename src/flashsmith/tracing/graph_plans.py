@@ -31,7 +31,8 @@ Roots = tuple[Root, Root, Root, Root]
 
 
 class GraphPlan(NamedTuple):
-    """A program that was traced in a PyTorch graph, and where its functions hold captured values.
+    """A program that was traced in a PyTorch graph, and the paths to the values that its functions
+    capture.
 
     text: the program and the names of its numbers.
     reads, ints, floats: the paths to captured tensors and numbers.
@@ -64,7 +65,7 @@ def plan_of(roots: Roots, block_sizes: tuple[int, int] | None, positions: str) -
     leaves, paths = captures.leaves, captures.paths
     places = [it.leaf for it in made.reads]
     if not all(is_tensor(leaves[it].value) for it in places):
-        return None  # NumPy's, which a call with PyTorch's tensors does not take
+        return None  # a NumPy array, which a call with PyTorch's tensors does not take
     numbers = {name: source.leaf for name, source in made.sources.items() if name[0] == "n"}
     ints, floats = (
         {name: paths[it] for name, it in numbers.items() if leaves[it].kind == kind}
@@ -83,8 +84,8 @@ def plan_of(roots: Roots, block_sizes: tuple[int, int] | None, positions: str) -
 def values_of(
     roots: Roots, block_sizes: tuple[int, int] | None, positions: str
 ) -> tuple[str, tuple[Any, ...], list[int], list[float]]:
-    """Returns a program as a string, its tensors, and its captured ints and floats, for a tracer
-    that runs Python: functions have their tensors, and nothing is guarded.
+    """Returns a program as a string, its tensors, and its captured ints and floats. This is for a
+    tracer that runs Python, where functions hold their real tensors and nothing is guarded.
 
     Raises ArgumentError and TraceError as bind() does.
     """
@@ -110,8 +111,8 @@ def _compose(block_sizes: tuple[int, int] | None, positions: str) -> Any:
 
 
 def _with_placeholders(root: Root, made_of: dict[int, Any]) -> Any:
-    """Returns a copy of a root, with tensors that have no memory in place of TENSORs: one tensor
-    for each TENSOR object. ``made_of`` has them by the identity of their TENSORs."""
+    """Copies a root, and replaces each TENSOR object by a tensor without memory. ``made_of`` maps
+    the identity of a TENSOR to the tensor in its place."""
     if type(root) is not tuple:
         return root
     if root and root[0] is TENSOR:

@@ -1,4 +1,5 @@
-"""Calls score and mask functions with symbols, and binds the program to its tensors and numbers."""
+"""Calls score and mask functions with symbols, and binds the resulting program to its tensors and
+numbers."""
 
 from __future__ import annotations
 
@@ -41,7 +42,7 @@ from flashsmith.tracing.symbols import Captured, Symbol, read_expression
 from flashsmith.tracing.torch_functions import FUNCTIONS, METHODS, REFUSED
 
 Function = Callable[..., Any]
-# Python's names of operators, where PyTorch's differ.
+# Those of Python's names for operators that differ from PyTorch's names.
 _DUNDER = {
     "and": "bitwise_and",
     "or": "bitwise_or",
@@ -67,10 +68,10 @@ _MOST_VALUES = 256
 class Traced(NamedTuple):
     """The trace that functions share if they differ only in captured numbers and tensors.
 
-    ``reads`` are indices of leaves, or the objects themselves if these are not leaves; the same
-    holds for the values of ``sources``, the captured numbers by name. ``numbers`` are expressions
-    of captured numbers, whose values ``computed`` keeps. ``frozen`` are the leaves whose values the
-    trace has as constants.
+    ``reads`` has the tensors, each as the index of a leaf, or as the object itself if it is not a
+    leaf. ``sources`` maps names to the captured numbers, in the same form. ``numbers`` are
+    expressions of captured numbers, whose values ``computed`` keeps. ``frozen`` are the leaves
+    whose values the trace has as constants.
     """
 
     program: Program
@@ -174,8 +175,8 @@ def watched_trace(score_mod: Function | None, mask_mod: Function | None) -> Trac
 
 
 def _watch_of(captures: Captures) -> tuple[Watch, ...]:
-    """Returns the objects to watch. It is () if a captured tensor is used as a number, because such
-    a tensor may change in place."""
+    """Returns the objects to watch; () if a captured tensor is used as a number, because such a
+    tensor may change in place."""
     is_number = any(it.kind == "array" and not it.value.shape for it in captures.leaves)
     return () if is_number else captures.watch
 
@@ -186,8 +187,8 @@ Compose = Callable[[Any], "tuple[Function | None, Function | None]"]
 def traced(
     functions: Any, captures: Captures, compose: Compose = tuple, *, reads_scalars: bool = False
 ) -> Traced:
-    """Traces with captured numbers as symbols, and as constants where the functions need their
-    values.
+    """Traces functions. Captured numbers are symbols, except where the functions need their values:
+    there they are constants.
 
     ``compose`` makes the score and the mask function from ``functions``, to which the captures
     belong. With reads_scalars, kernels read 0-dimensional tensors, which are then not treated as
@@ -245,7 +246,7 @@ class Tracing:
         return found
 
     def traced(self, roots: Mapping[str, Typed]) -> Traced:
-        """Returns the trace of these expressions. Raises ArgumentError if no program can compute
+        """Makes the trace of these expressions. Raises ArgumentError if no program can compute
         them."""
         found, computed = self._program(roots)
         numbers = [computed.get(name) for name in found.numbers]
@@ -322,7 +323,7 @@ class Tracing:
         return frozenset(names)
 
     def value_of(self, value: Any) -> Any:
-        """A 0-dimensional array as a symbol, and NumPy's numbers as Python's."""
+        """Converts a 0-dimensional array to a symbol, and a NumPy number to a Python number."""
         if isinstance(value, np.generic):
             return value.item()
         if not is_array(value) or value.shape:
@@ -362,8 +363,8 @@ class Tracing:
     # --- operations ---
 
     def read(self, tensor: Any, indices: tuple[Any, ...]) -> Any:
-        """Returns the element of a tensor at these indices; if there are too few indices, the
-        tensor with these indices added."""
+        """Returns the element of a tensor at these indices. If an element needs more indices,
+        returns the tensor with these indices added."""
         with _without_torch_mode():
             return self._read(tensor, indices)
 
@@ -389,7 +390,8 @@ class Tracing:
         return Symbol(read_expression(self._tensor_name(tensor), kind, given), self)
 
     def _expression(self, value: Any) -> Typed:
-        """Returns an operand as an expression. Raises TypeError if it is not one number."""
+        """Converts an operand to an expression. Raises TypeError if the operand is not one
+        number."""
         found = self.value_of(value)
         if isinstance(found, Symbol):
             return found.expression

@@ -1,4 +1,4 @@
-"""The attention that a layer of SGLang needs, and the kernels that serve it."""
+"""Describes the attention of a layer of SGLang, and finds the kernels that serve the layer."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class LayerAttention:
         """Returns the attention of ``layer`` over pages of ``page`` tokens, with room for ``keys``
         keys a request."""
         causal = layer.attn_type == AttentionType.DECODER
-        # The engine's number does not count the query's own key, and -1 means no window.
+        # The engine's window does not count the query's own key, and -1 means no window.
         window = layer.sliding_window_size if layer.sliding_window_size > -1 else None
         softcap = float(layer.logit_cap or 0.0)
         problem = cache_problem(

@@ -16,8 +16,8 @@ _OLDEST, _NEWEST = (0, 5, 16), (0, 5, 23)
 
 
 def register_backend() -> str:
-    """Registers the backend, once per process. Returns '', or why the backend could not be
-    registered.
+    """Registers the backend, once per process. Returns '', or the reason why the backend could not
+    be registered.
 
     An entry in the list of deterministic choices makes the backend usable with
     `--enable-deterministic-inference`; an entry in the third list keeps the radix cache in that
@@ -48,8 +48,9 @@ def register_backend() -> str:
 
 @cache
 def _register_draft_backends() -> None:
-    """Replaces the engine's factory of backends for draft models, whose names are fixed, by one
-    that also knows this backend. The engine applies the hook after all plugins are registered."""
+    """Replaces the engine's factory of backends for draft models, which knows only a fixed set of
+    names, by a factory that also knows this backend. The engine makes the replacement after all
+    plugins are registered."""
     from sglang.srt.plugins.hook_registry import HookRegistry, HookType
     from sglang.srt.speculative.draft_utils import DraftBackendFactory
 
@@ -59,7 +60,8 @@ def _register_draft_backends() -> None:
 
 
 def create_backend(model_runner: Any, **options: Any) -> Any:
-    """Returns the backend for a model, which depends on what its caches hold."""
+    """Returns the backend for a model; which backend it is depends on what the model's caches
+    hold."""
     from sglang.srt.configs.model_config import AttentionArch
 
     if model_runner.model_config.attention_arch == AttentionArch.MLA:
@@ -69,7 +71,7 @@ def create_backend(model_runner: Any, **options: Any) -> Any:
 
 def unsupported(release: str) -> str:
     """Returns why a release of SGLang is not supported, or ''. Development builds of supported
-    releases are tried, and so are builds whose version says nothing."""
+    releases count as supported, and so do builds whose version is unknown."""
     found = re.match(r"(\d+)\.(\d+)\.(\d+)", release)
     number = (int(found[1]), int(found[2]), int(found[3])) if found else _NEWEST
     if _OLDEST <= number <= _NEWEST or number == (0, 0, 0):
@@ -92,7 +94,7 @@ def is_deterministic(model_runner: Any) -> bool:
     """Whether the server was started with --enable-deterministic-inference."""
     try:
         from sglang.srt.runtime_context import get_exec
-    except ImportError:  # releases in which the settings are not grouped yet
+    except ImportError:  # releases that do not group the settings yet
         return bool(model_runner.server_args.enable_deterministic_inference)
     return bool(get_exec().deterministic.enable_deterministic_inference)
 
@@ -126,7 +128,7 @@ def speculative_settings(model_runner: Any) -> Any:
 
 
 def draft_settings(model_runner: Any) -> tuple[int, int]:
-    """Returns a draft's number of branches at each token, and its length in tokens."""
+    """Returns a draft's number of branches at each token, and the draft's length in tokens."""
     settings = speculative_settings(model_runner)
     return settings.speculative_eagle_topk or 0, settings.speculative_num_draft_tokens or 0
 
@@ -138,7 +140,7 @@ def window_slots(model_runner: Any, forward_batch: Any) -> Any:
     """Returns the slots of the step's tokens in the pool that serves layers with a window."""
     try:
         from sglang.srt.mem_cache.kv_loc_plan import IdSpaceKind
-    except ImportError:  # releases in which steps have no plan of their slots yet
+    except ImportError:  # releases whose steps do not plan their slots yet
         pool = model_runner.token_to_kv_pool
         return pool.translate_loc_from_full_to_swa(forward_batch.out_cache_loc)
     translator = model_runner.kv_index_translator
@@ -146,8 +148,8 @@ def window_slots(model_runner: Any, forward_batch: Any) -> Any:
 
 
 def write_location(forward_batch: Any, window: Any) -> Any:
-    """Returns the location argument for set_kv_buffer of the pools: the step's slots, with its
-    slots in the pool of layers with a window."""
+    """Returns the location argument for set_kv_buffer of the pools: the step's slots, together with
+    the step's slots in the pool of layers with a window."""
     from sglang.srt.mem_cache.memory_pool import KVWriteLoc
 
     if hasattr(KVWriteLoc, "for_batch"):

@@ -96,7 +96,8 @@ class FlashsmithImpl(AttentionImpl[StepMetadata]):
 
     @property
     def kind(self) -> tuple[Any, ...]:
-        """Layers with the same ``kind``, and tensors of the same layouts, can share launches."""
+        """The properties of a layer that select a launch. Layers of the same ``kind`` can share
+        launches for tensors of the same layouts."""
         return (
             *(self.num_heads, self.num_kv_heads, self.head_size, self.scale, self.softcap),
             *(self.window, self.sinks is not None, self.split, self.bits, self.attn_type),
@@ -108,7 +109,7 @@ class FlashsmithImpl(AttentionImpl[StepMetadata]):
             return
         if self._sinks_fp32 is None:
             self._sinks_fp32 = self.sinks.detach().float()
-        else:  # weights were loaded again, and graphs read the tensor
+        else:  # weights were loaded again; graphs read this tensor
             self._sinks_fp32.copy_(self.sinks)
 
     # --- the cache -------------------------------------------------------------------------------
@@ -161,8 +162,8 @@ class FlashsmithImpl(AttentionImpl[StepMetadata]):
         """Computes attention for a step's queries (tokens, heads, d), and writes the result to
         ``output``.
 
-        Raises NotImplementedError for fused quantisation of the output and for causality by
-        request, which the engine does not use with this backend.
+        Raises NotImplementedError for fused quantisation of the output and for causality that
+        differs between requests; the engine uses neither with this backend.
         """
         if output_scale is not None or output_block_scale is not None:
             raise NotImplementedError(
@@ -200,7 +201,7 @@ class FlashsmithImpl(AttentionImpl[StepMetadata]):
         output: torch.Tensor,
         scales: tuple[torch.Tensor, ...],
     ) -> None:
-        """Computes a step by public calls, which check their arguments."""
+        """Computes a step by calls to public functions, which check their arguments."""
         rows = attn_metadata.num_actual_tokens
         query, output_rows = query[:rows], output[:rows]
         if self.attn_type in ENCODERS:
@@ -225,7 +226,7 @@ class FlashsmithImpl(AttentionImpl[StepMetadata]):
         step: StepMetadata,
         scales: tuple[torch.Tensor, ...],
     ) -> tuple[DecodeTensors, DecodeOptions]:
-        """Returns the tensors and options of a step's call of ``attention_with_cache``."""
+        """Returns the tensors and options for a step's call to ``attention_with_cache``."""
         if not isinstance(step.causal, bool):
             raise NotImplementedError("flashsmith: causality by request is not served")
         k_cache, v_cache = self.caches(kv_cache)
@@ -337,8 +338,8 @@ class FlashsmithImpl(AttentionImpl[StepMetadata]):
         keys.
 
         Raises NotImplementedError for an encoder if no kernel on this GPU serves its d. For a cache
-        that is distributed over ``ranks``, it is also raised if there is a window, or a d for which
-        some kernel is missing.
+        that is distributed over ``ranks``, it is also raised if the layer has a window, or if a
+        kernel for the layer's d is missing.
         """
         if self.attn_type in ENCODERS:
             self._check_direct(device, "choose another backend")

@@ -13,7 +13,8 @@ _OLDEST, _NEWEST = (0, 26), (0, 33)
 
 
 def register_backend() -> str:
-    """Registers the backends, once per process. Returns '', or why they could not be registered.
+    """Registers the backends, once per process. Returns '', or the reason why they could not be
+    registered.
 
     Releases before 0.32 accept no new names: there the backend is called CUSTOM, unless another
     package has taken that name, and latent attention is not served.
@@ -45,7 +46,7 @@ def backend_name() -> str:
 
 def unsupported(release: str) -> str:
     """Returns why a release of vLLM is not supported, or ''. Development builds of supported
-    releases are tried, and so are builds whose version says nothing."""
+    releases count as supported, and so do builds whose version is unknown."""
     found = re.match(r"(\d+)\.(\d+)", release)
     minor = (int(found[1]), int(found[2])) if found else _NEWEST
     if _OLDEST <= minor <= _NEWEST or minor == (0, 0) or (minor == (0, 1) and "dev" in release):
@@ -69,7 +70,7 @@ def ranks_of_cache(kv_cache_spec: Any) -> tuple[int, int]:
     not distributed."""
     from vllm.distributed.parallel_state import get_dcp_group
 
-    # Older releases have no such field: there ranks have parts of all caches.
+    # Older releases have no such field: in these, every cache is distributed over the ranks.
     if not getattr(kv_cache_spec, "dcp_sharded", True):
         return 1, 0
     try:
@@ -96,8 +97,8 @@ def dcp_combine() -> Any:
 
 
 class CacheLayouts:
-    """The methods by which releases before 0.29 ask a backend for the cache's shape and memory
-    order. Later releases accept any layout from a backend without these methods."""
+    """The methods by which releases before 0.29 query a backend for the cache's shape and memory
+    order. Later releases accept any layout if the backend lacks these methods."""
 
     @staticmethod
     def get_kv_cache_shape(
