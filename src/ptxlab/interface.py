@@ -5,7 +5,8 @@ Terms that all events use:
 - cta: its flat number in the grid, ``x + grid_x * (y + grid_y * z)``.
 - tid: a thread's flat number within its CTA; 32 consecutive tids are a warp.
 - clock: a count that grows with every event of a launch. Events of one thread are in program order.
-  The order of events of different threads only shows the order in which the emulator ran them.
+  Between events of different threads, clocks only show the order in which the emulator ran the
+  threads.
 - site: the instruction, with its PTX line and CUDA source line.
 """
 
@@ -71,10 +72,10 @@ class MemoryAccess:
       are host addresses.
     - ``sizes``: bytes per thread; an int, or an int64 array if threads differ.
     - ``shape``: ``plain`` is one contiguous range of bytes per thread. ``matrix`` is ldmatrix or
-      stmatrix: each entry is a 16-byte row at the address that this thread gives, and the whole
-      warp uses it. A phase consists of eight rows. For x1 and x2, only the lanes whose addresses
-      are used are listed. ``tile`` is the rows of a bulk copy's box; one thread has issued all of
-      them.
+      stmatrix: each entry is one 16-byte row, at the address that this thread gives; the row's data
+      belong to the whole warp. A phase consists of eight rows. For x1 and x2, only the lanes whose
+      addresses are used are listed. ``tile`` is a bulk copy: the entries are the rows of its box,
+      and one thread has issued all of them.
     - ``ctas``: for each thread, the flat number of the CTA that owns the shared memory; None: the
       thread's own CTA.
     - ``order``, for global memory: ``relaxed`` (also for a volatile access), ``acquire``,

@@ -1,4 +1,4 @@
-"""All checks on the tensors of a forward pass; a call that passes them is safe to launch."""
+"""Checks the tensors of a forward pass; a call that passes all checks is safe to launch."""
 
 from __future__ import annotations
 
@@ -170,7 +170,7 @@ def mask_options(mask: MaskLimits, scale: float, softcap: float) -> dict[str, An
 
 
 def check_inputs(q: Any, k: Any, v: Any, *, packed: bool) -> tuple[TensorView, ...]:
-    """Returns views of q, k and v.
+    """Checks q, k and v, and returns views of them.
 
     Raises ArgumentError for anything but three fp16 or bf16 tensors of one framework and device,
     of rank 4 (packed: 3), 16-byte aligned with a contiguous last dimension.
@@ -199,7 +199,7 @@ def check_problem(
     bits: str = "",
     program: str = "",
 ) -> Problem:
-    """Returns the problem of q, k and v.
+    """Checks the shapes of q, k and v, and returns the problem that they describe.
 
     Raises ArgumentError when the shapes do not match each other or exceed a kernel's index range.
     """
@@ -213,8 +213,8 @@ def check_problem(
 def check_fit(cfg: KernelConfig, problem: Problem) -> Semantics:
     """Returns the semantics that ``cfg``'s kernel needs for ``problem``.
 
-    Raises ArgumentError when the kernel cannot compute the problem: they differ in operation or
-    dtype, the kernel's d_head is too small, or the grid needs too many blocks.
+    Raises ArgumentError when the kernel cannot compute the problem: kernel and problem differ in
+    operation or dtype, the kernel's d_head is too small, or the grid needs too many blocks.
     """
     if cfg.family.operation != problem.operation:
         raise ArgumentError(
@@ -243,8 +243,8 @@ def check_fit(cfg: KernelConfig, problem: Problem) -> Semantics:
 def check_serves(cfg: KernelConfig, problem: Problem) -> Semantics:
     """Returns the semantics that the config's kernel needs to compute the problem.
 
-    Raises ArgumentError if the kernel cannot compute the problem: they differ in operation or
-    dtype, or the kernel's d_head is too small.
+    Raises ArgumentError if the kernel cannot compute the problem: kernel and problem differ in
+    operation or dtype, or the kernel's d_head is too small.
     """
     computes = cfg.family.operation
     if computes != problem.operation:
@@ -361,8 +361,8 @@ def check_output(
 ) -> TensorView:
     """Returns a view of the output tensor that the caller passed as argument ``name``.
 
-    Its dtype must be ``dtype`` ('' means q's dtype), and its last dimension must be ``d_v`` (None
-    means q's d).
+    The output's dtype must be ``dtype`` ('' means q's dtype), and its last dimension must be
+    ``d_v`` (None means q's d).
 
     Raises ArgumentError unless the output has the right shape, dtype, framework and device, is
     writable and aligned, and does not overlap an input or itself.

@@ -85,8 +85,8 @@ class BackwardAhead(NamedTuple):
 def run_backward(
     config: KernelConfig | Chooser, tensors: Tensors, options: BackwardOptions, emulate: bool
 ) -> Gradients:
-    """Returns the gradients for do, q, k, v, o and lse from the kernel of a config or a Chooser's
-    choice.
+    """Computes the gradients from do, q, k, v, o and lse, with the kernel of a config or of a
+    Chooser's choice.
 
     The full checks run once for calls that differ only in tensor addresses.
     """
@@ -101,8 +101,8 @@ def run_backward(
 def backward_call(
     config: KernelConfig | Chooser, tensors: Tensors, options: BackwardOptions, emulate: bool
 ) -> Invocation | None:
-    """Returns the Invocation to cache this call under; None when lengths must be read from the
-    device."""
+    """Returns the Invocation under which this call is cached; None when lengths must be read from
+    the device."""
     forward, dlse, *others = options
     if waits_for(forward):
         return None
@@ -140,8 +140,8 @@ def run_gradients(
     observers: Sequence[Observer] = (),
     schedule_seed: int | None = None,
 ) -> OperationResult:
-    """``backward`` with the kernel of a given config; for verification and benchmarks it also takes
-    the additional arguments of ``run_forward``."""
+    """Does the same as ``backward``, with the kernel of a given config; for verification and
+    benchmarks it also takes the additional arguments of ``run_forward``."""
     prepared = _prepare(
         *(check_config(cfg, BACKWARD.name), tensors, options, emulate),
         timed=timed,
@@ -152,8 +152,8 @@ def run_gradients(
 
 
 class _Prepared(NamedTuple):
-    """A prepared call, the names of the tensors that it copied, and whether later calls may repeat
-    it."""
+    """A prepared call, the names of the tensors that the call copied, and whether later calls may
+    repeat it."""
 
     call: PreparedCall
     copied: list[str]
@@ -205,7 +205,7 @@ def _prepare(
         )
 
     def find_kernel() -> LoadedKernel:
-        # An empty ``wish`` needs no kernel for its own outputs, but dsinks may still need one.
+        # If ``wish`` is empty, its outputs need no kernel, but dsinks may still need one.
         return kernel or kernel_for(cfg, problem.required_semantics(cfg), request, device, None)
 
     prepared = prepare(request, device, find_kernel, timed=timed, poisoned=poisoned)

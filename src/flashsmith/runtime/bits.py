@@ -20,8 +20,8 @@ def resolve_bits(bits: Any) -> str:
 
 
 def named_bits(word: str) -> dict[str, str]:
-    """Returns the value of the keyword ``bits`` that gives a problem the value ``Problem.bits``,
-    whatever FLASHSMITH_BITS is.
+    """Returns the keyword ``bits``, by name, with the value that gives a problem ``word`` as its
+    ``Problem.bits`` for any value of FLASHSMITH_BITS.
 
     Empty when the bits are free and the variable is not set.
     """

@@ -61,8 +61,8 @@ def _split(name: str, scale: Any) -> tuple[Any, float | None]:
 
 
 def add_scales(views: dict[str, TensorView], scales: Scales) -> dict[str, float]:
-    """Adds views of the tensor scales to the views of the caches; returns the number scales by the
-    operation's names for them."""
+    """Adds views of those scales that are tensors to the views of the caches; returns those scales
+    that are numbers, by the operation's names for them."""
     numbers: dict[str, float] = {}
     for name, tensor, value in zip(SCALES, *scales, strict=True):
         if tensor is not None:

@@ -101,7 +101,8 @@ class CachedCall:
         self._places = [addressed.get(tensor.name) for tensor in tensors]
         self._n_addressed = len(addressed)
         self._set_launch(launch, framework, first.source)
-        # An extra None after the given and allocated tensors; absent outputs index it.
+        # An extra None after the given and allocated tensors; absent outputs have the index of this
+        # None.
         self._absent = (None,) if None in returned else ()
         at = [len(addressed) if name is None else addressed[name] for name in returned]
         self._returned = itemgetter(*at) if at else tuple
@@ -196,16 +197,17 @@ class CachedCall:
         return self._returned(given + self._absent)
 
     def run_at(self, at: tuple[int, ...]) -> bool:
-        """``run`` for tensors given by their addresses; the output tensors' addresses must be
-        included. Returns whether it launched."""
+        """Does the same as ``run`` for the tensors at these addresses; the addresses of all outputs
+        must be included. Returns whether the call was launched."""
         if at not in self._known and not self._is_usable(at):
             return False
         self._launch_at(at)
         return True
 
     def run_from(self, at: tuple[int, ...]) -> tuple[Any, ...] | None:
-        """``run`` for tensors given by their addresses. Returns a tuple of the outputs, in which
-        outputs that were given or are absent are None; returns None if nothing was launched."""
+        """Does the same as ``run`` for the tensors at these addresses. Returns a tuple of the
+        outputs, in which outputs that were given or are absent are None; returns None if nothing
+        was launched."""
         if self._copied or (at not in self._known and not self._is_usable(at)):
             return None
         made = []
@@ -287,7 +289,8 @@ _Block = tuple[int, Any]  # its address, and the object that owns the memory
 
 
 class _Kept(threading.local):
-    """The block that one thread's calls on one GPU share, if it is large enough for them.
+    """The block that the calls of one thread on one GPU share, if the block is large enough for
+    them.
 
     Threads do not share a block, because one thread's launches could run between two launches of
     another thread's plan."""
@@ -310,9 +313,9 @@ def overlap(o: TensorView, view: TensorView) -> tuple[int, int]:
 def _overlaps_of(
     placed: Sequence[tuple[TensorSpec, TensorView]], outputs: Container[str]
 ) -> list[tuple[int, int, int, int, int | None]]:
-    """For each pair of an output and another tensor, by their places: the open interval of
-    address differences at which the two overlap and, if the two may share memory, their difference
-    in this call (else None)."""
+    """Returns, for each pair of an output and another tensor, the places of both, the open interval
+    of address differences at which the two overlap, and, if they may share memory, their address
+    difference in this call (else None)."""
     return [
         (
             *(place, other, *overlap(view, its)),

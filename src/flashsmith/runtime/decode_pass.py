@@ -128,7 +128,7 @@ def decode_call(
     options: DecodeOptions,
     emulate: bool,
 ) -> Invocation:
-    """Returns the Invocation to cache this call under."""
+    """Returns the Invocation under which this call is cached."""
     name, options, reads = with_reads("decode", options)
     return Invocation(name, (*tensors, *reads), (*options, config, emulate))
 
@@ -172,8 +172,8 @@ def _run(
 
 
 def with_own_checked(request: Request) -> Request:
-    """Returns the request, once the operation's specification has checked the operation's own
-    tensors and options."""
+    """Checks the operation's own tensors and options by the operation's specification, and returns
+    the request."""
     own = {spec.name for spec in DECODE.tensors}
     found = check_operation(
         request.problem,
@@ -202,8 +202,8 @@ def _nothing(request: Request, out: Any) -> Any:
 
 
 def check_request(tensors: DecodeTensors, asked: DecodeOptions) -> Request:
-    """Returns the checked request for tensors and options, independent of the kernel. No tensor's
-    contents are read.
+    """Checks tensors and options, and returns the request, which does not depend on the kernel. No
+    tensor's contents are read.
 
     Raises ArgumentError, starting with the argument's name, when an argument is unusable.
     """

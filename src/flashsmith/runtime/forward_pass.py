@@ -288,8 +288,8 @@ def run_forward(
     schedule_seed: int | None = None,
     **options: Any,
 ) -> ForwardResult:
-    """``forward`` with further arguments for verification and benchmarks; ``options`` are forward's
-    keywords.
+    """Does the same as ``forward``, with further arguments for verification and benchmarks;
+    ``options`` are forward's keywords.
 
     ``poisoned`` fills the outputs and workspaces allocated here with NaN before the launch. Without
     ``check_contents``, the values of host cu_seqlens are not checked before the launch.
@@ -366,8 +366,8 @@ def attention_call(
     emulate: bool,
     next_kernel: NextKernel | None = None,
 ) -> Invocation | None:
-    """Returns the Invocation under which to cache this call. None, so that the call is not cached,
-    when lengths must be read from the device or when seqused_k or k_begin is given."""
+    """Returns the Invocation under which this call is cached. Returns None, so that the call is not
+    cached, when lengths must be read from the device or when seqused_k or k_begin is given."""
     if options.seqused_k is not None or options.k_begin is not None or waits_for(options):
         return None
     name, options, reads = with_reads("forward", options)
@@ -414,8 +414,8 @@ def run_request(
     next_kernel: NextKernel | None = None,
     launched: Callable[[PreparedCall], None] | None = None,
 ) -> OperationResult:
-    """``run_forward`` for q, k, v and o (or None), with the kernel of a config or a Chooser's
-    choice.
+    """Does the same as ``run_forward`` for q, k, v and o (or None), with the kernel of a config or
+    of a Chooser's choice.
 
     ``output`` names o in errors, and ``next_kernel`` is the pass that will follow. After a
     launch on a GPU, ``launched`` is called with the PreparedCall, unless a substitute ran.

@@ -1,5 +1,5 @@
-"""Finds the kernel for a request: the kernel of a named config, or of the config that a Chooser
-picks."""
+"""Finds the kernel for a request: the kernel of a named config, or the kernel of the config that a
+Chooser picks."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ Chooser = Callable[..., KernelConfig]
 
 def choose_for(chooser: Chooser, request: Request, device: DeviceSpec) -> KernelConfig:
     """Returns the chooser's config for a request. A Chooser is not given the tensors' layouts. So
-    if it picks a kernel that needs TMA, and TMA cannot copy the tensors, it chooses again within a
-    family that does not use TMA."""
+    if the Chooser picks a kernel that needs TMA, and TMA cannot copy the tensors, it chooses again
+    within a family that does not use TMA."""
     cfg = chooser(request.problem, device)
     if not cfg.family.needs_tma or request.suits_tma:
         return cfg
@@ -71,8 +71,8 @@ def arch_to_emulate(problem: Problem, operation: str = "") -> int:
 
 
 def limits_of(view: TensorView, emulate: bool, arch: int | DeviceSpec) -> DeviceSpec:
-    """Returns the device limits to plan for: the ones passed, the tensors' GPU's, or the emulated
-    architecture's."""
+    """Returns the device limits to plan for: the limits that were passed, or else the limits of the
+    tensors' GPU or of the emulated architecture."""
     limits = arch if isinstance(arch, DeviceSpec) else None
     if view.device.kind == "cpu":
         return arch if isinstance(arch, DeviceSpec) else device_spec(arch)

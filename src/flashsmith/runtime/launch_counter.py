@@ -1,4 +1,4 @@
-"""Counts the kernels that this process has launched, to prove that a model ran on them."""
+"""Counts the kernels that this process has launched, to prove that a model used these kernels."""
 
 from __future__ import annotations
 

@@ -189,8 +189,8 @@ class LoadedKernel:
         )
 
     def planned_by(self, function: Callable[..., Any], call: LibraryCall, *more: int) -> Any:
-        """Sets the plan costs of a call's GPU, calls a library's function for the call, and returns
-        the result."""
+        """Sets the plan costs of the GPU of ``call``, and returns the result of a library's
+        function for ``call``."""
         if self.costs is None:
             return function(self.index, *call.library_arguments(), *more)
         with self.costs.of(call.device.name):
@@ -445,7 +445,7 @@ class LoadedKernels:
 
     @paused_collection()
     def _is_found(self, key: Key) -> bool:
-        """is_found() for callers that already hold the lock."""
+        """Does the same as is_found(), for callers that already hold the lock."""
         cfg, arch, semantics = key
         if key not in self.kernels:
             library = find_library(cfg, arch=arch, semantics=semantics)

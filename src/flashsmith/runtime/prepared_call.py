@@ -162,7 +162,7 @@ def prepare(
 def unplaced_call(
     problem: Problem, device: DeviceSpec, scale: float | None = None
 ) -> OperationCall:
-    """Returns a call for planning only, on dense tensors that have no memory yet. All addresses are
+    """Makes a call for planning only, on dense tensors that have no memory yet. All addresses are
     0, except that tensors that only packed or paged problems have are at address 1.
 
     The softcap is 1, and a window's left limit is 0. Packed sequences all have the maximum length.

@@ -23,7 +23,7 @@ class Target:
 
     @property
     def arch(self) -> str:
-        """For example 'sm_80'."""
+        """The architecture's name, for example 'sm_80'."""
         return f"sm_{self.device.arch}"
 
     def __str__(self) -> str:

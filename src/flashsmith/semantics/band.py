@@ -31,7 +31,8 @@ class _Linear(NamedTuple):
 
 class Band(NamedTuple):
     """The limits of a band. ``left`` and ``right`` are lists of linear sums of a call's numbers;
-    the smallest sum in a list is the limit on that side. A side with an empty list has no limit."""
+    the smallest sum in a list is the limit on its side. An empty list means no limit on this
+    side."""
 
     left: tuple[_Linear, ...]
     right: tuple[_Linear, ...]
@@ -55,9 +56,9 @@ def band_of(mask: Typed) -> Band | None:
     """Returns the band that equals a mask for any lengths and numbers; None if no such band is
     known.
 
-    Recognises conjunctions of two kinds of comparisons: those of sums that contain q and k once
-    each, with opposite signs, and otherwise only int numbers; and those of the absolute value of
-    such a sum with int numbers.
+    Recognises conjunctions of two kinds of comparisons. In the first kind, the compared sums
+    contain q and k once each, with opposite signs, and otherwise only int numbers. In the second
+    kind, the absolute value of such a sum is compared with int numbers.
     """
     left: list[_Linear] = []
     right: list[_Linear] = []

@@ -68,6 +68,6 @@ class CacheFormat(IntEnum):
 _NUMPY_NAMES = {CacheFormat.E4M3: "float8_e4m3fn", CacheFormat.E5M2: "float8_e5m2"}
 # The dtypes that keys and values in a cache may have, apart from the dtype of q.
 DTYPES_OF_8BIT = tuple(_NUMPY_NAMES.values())
-# The d of keys and values of 8-bit floats are multiples of this, since rows are copied in units of
-# 16 bytes.
+# If keys and values are 8-bit floats, the d of both must be multiples of this, since rows are
+# copied in units of 16 bytes.
 D_STEP_OF_8BIT = 16

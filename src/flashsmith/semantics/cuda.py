@@ -59,8 +59,8 @@ def semantics_numbers(semantics: Semantics) -> tuple[int, ...]:
 
 
 def _mask_functions(mask: Mask) -> str:
-    """C++ functions for the first and last key that a row sees, and for the first and last row that
-    see a key.
+    """Generates the C++ functions that compute the first and last key that a row sees, and the
+    first and last row that see a key.
 
     For an end that the mask does not limit, the function returns an index that is outside of any
     sequence.

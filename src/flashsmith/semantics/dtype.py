@@ -35,7 +35,7 @@ def dtype_name(value: object) -> str | None:
 
 
 def _code(value: object) -> int | None:
-    """Returns the value as an int; None if it is not a whole number."""
+    """Converts the value to an int; returns None if it is not a whole number."""
     if isinstance(value, (bool, type)):
         return None
     try:

@@ -6,10 +6,9 @@ from flashsmith.semantics.sizes import Sizes
 
 
 def twice_nominal_pairs(sizes: Sizes) -> int:
-    """Twice the number of query-key pairs of one head of one sequence, counted as in publications.
-
-    These are all seq_q * seq_k pairs, or half of them under a triangular mask (Mask.is_triangular).
-    With a window they are the visible pairs.
+    """Returns twice the number of query-key pairs of one head of one sequence, counted as in
+    publications. These are all seq_q * seq_k pairs, or half of them under a triangular mask
+    (Mask.is_triangular). With a window they are the visible pairs.
     """
     if sizes.window is not None:
         return 2 * pairs_in_window(sizes.seq_q, sizes.seq_k, sizes.window[0])

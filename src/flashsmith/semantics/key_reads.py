@@ -1,4 +1,5 @@
-"""Reads whose index increases with the key, such as reads of a table of distances or of a bias."""
+"""Finds reads whose index increases with the key, such as reads of a table of distances or of a
+bias."""
 
 from __future__ import annotations
 
@@ -12,8 +13,8 @@ from flashsmith.semantics.typed import INT, Typed, apply, read, typed_symbol
 
 @dataclass(frozen=True)
 class KeyRead:
-    """A read one of whose indices is a sum, possibly clamped, of the key and terms that do not
-    depend on the key.
+    """A read with an index that is a sum of the key and of terms that do not depend on the key; the
+    sum may be clamped.
 
     read: the read.
     dim: the dimension whose index depends on the key; no other index does.

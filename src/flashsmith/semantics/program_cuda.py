@@ -174,8 +174,8 @@ class _Printer(CudaPrinter):
         return None
 
     def _factor_of(self, it: Typed) -> tuple[Typed, str] | None:
-        """If the expression is a product with, or a quotient by, a value that is the same in the
-        whole call, the other operand and the C++ of the factor; otherwise None."""
+        """For a product with, or a quotient by, a value that is the same in the whole call, returns
+        the other operand and the C++ of the factor; returns None for other expressions."""
         if it.function == "multiply":
             for one, other in (it.arguments, it.arguments[::-1]):
                 if is_uniform(other) and not is_uniform(one):
@@ -230,7 +230,7 @@ class _Printer(CudaPrinter):
         return f"program::read<{TYPES[it.dtype]}, {_ELEMENTS[it.operands[1]]}>({arguments})"
 
     def _along_key(self, symbol: Typed) -> str:
-        """Returns the index of a key read."""
+        """Returns the C++ of the index of a key read."""
         place, it = list(self._along).index(symbol), self._along[symbol]
         factors = factors_of_indices(it.unclamped)
         assert factors is not None
@@ -275,7 +275,7 @@ class _Printer(CudaPrinter):
         return base, f"program::cast<float>({_columns(factors)})"
 
     def _base(self, it: Typed) -> str:
-        """Returns the value of a sum at the indices of the tile."""
+        """Returns the C++ of a sum's value at the first indices of the tile."""
         if it is Q:
             return "row.base"
         if it is K:

@@ -1,4 +1,5 @@
-"""Analysis of typed expressions: their signs, their factors, and their dependences."""
+"""Analyses typed expressions: whether they can be negative, their factors, and what they depend
+on."""
 
 from __future__ import annotations
 

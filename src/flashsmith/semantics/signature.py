@@ -1,4 +1,5 @@
-"""The arguments of attention, each defined once: its default, its check and its type in an op.
+"""Defines each argument of attention once: the argument's default, its check, and its type in an
+op.
 
 The public functions repeat their arguments for readers and type checkers, and a test compares both.
 All other code that has or forwards such arguments derives them from here.

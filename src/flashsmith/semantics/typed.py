@@ -242,7 +242,7 @@ _NODES_LOCK = Lock()
 def _node(function: str, operands: tuple[Any, ...], dtype: str) -> Typed:
     """Returns the unique object for this expression."""
     kinds = tuple(type(it) for it in operands)
-    # 0.0 and -0.0 are equal but not the same, and so are True and 1.
+    # 0.0 and -0.0 are equal but not the same; this also holds for True and 1.
     signs = tuple(math.copysign(1, it) if isinstance(it, float) else 1 for it in operands)
     key = (function, operands, kinds, signs, dtype)
     with _NODES_LOCK:
@@ -318,13 +318,13 @@ def read(name: str, dtype: str, *indices: Typed | Value) -> Typed:
 
 
 def as_typed(value: Typed | Value) -> Typed:
-    """Returns an expression unchanged, or a number as a constant."""
+    """Returns an expression unchanged; converts a number to a constant."""
     return value if isinstance(value, Typed) else typed_constant(value)
 
 
 def cast(value: Typed | Value, dtype: str) -> Typed:
-    """Returns the value converted to another type: rounded towards zero from float to int, != 0 for
-    bool."""
+    """Converts the value to another type: a float is rounded towards zero to an int, and a value is
+    compared with 0 to make a bool."""
     it = as_typed(value)
     if it.dtype == dtype:
         return it
@@ -340,7 +340,7 @@ def cast(value: Typed | Value, dtype: str) -> Typed:
 
 
 def where(condition: Typed | Value, yes: Typed | Value, no: Typed | Value) -> Typed:
-    """``yes`` where the condition holds, else ``no``."""
+    """Returns an expression that is ``yes`` where the condition holds, and ``no`` elsewhere."""
     test = cast(condition, BOOL)
     one, other = promoted(yes, no)
     if one is other:
@@ -351,7 +351,7 @@ def where(condition: Typed | Value, yes: Typed | Value, no: Typed | Value) -> Ty
 
 
 def apply(function: str, *operands: Typed | Value) -> Typed:
-    """The operator ``function`` of these operands, whose types are promoted as in PyTorch.
+    """Applies the operator ``function`` to these operands, whose types are promoted as in PyTorch.
 
     Raises ArgumentError for an operator that the types do not have, such as a shift of floats.
     """
@@ -399,7 +399,7 @@ def _rebuilt(it: Typed, operands: tuple[Any, ...]) -> Typed:
 
 
 def promoted(*operands: Typed | Value) -> tuple[Typed, ...]:
-    """Returns the operands with one type. A Python number changes the type only if its kind is
+    """Converts the operands to one type. A Python number changes the type only if its kind is
     higher: a float makes ints floats, but an int leaves an int32 as it is."""
     kinds = {it.dtype for it in operands if isinstance(it, Typed)}
     for it in operands:

@@ -61,7 +61,7 @@ class BankConflicts(Observer):
         return {kind: counted.factor for kind, counted in sorted(self.by_kind.items())}
 
     def memory(self, event: MemoryAccess) -> None:
-        """Counts one event's wavefronts."""
+        """Adds the wavefronts of one event to the counts."""
         if event.space != "shared" or not event.threads.size:
             return
         bytes_per_lane = int(np.max(event.sizes))

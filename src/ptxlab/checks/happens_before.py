@@ -173,11 +173,13 @@ class HappensBefore:
     # Names
 
     def cta(self, threads: np.ndarray) -> np.ndarray:
-        """Index of each thread's CTA within the wave; negative for a CTA of an earlier wave."""
+        """Returns the index within the wave of each thread's CTA; negative for a CTA of an earlier
+        wave."""
         return threads // self._threads - self._first_cta
 
     def floor(self, threads: np.ndarray) -> np.ndarray:
-        """For each thread, the clock up to which it is ordered after every thread of its CTA."""
+        """Returns, for each thread, the clock up to which the thread is ordered after every thread
+        of its CTA."""
         return self._floor[self.cta(threads)]
 
     def warp_mates(self, threads: np.ndarray) -> np.ndarray:
@@ -190,11 +192,11 @@ class HappensBefore:
         return (threads - tids)[..., None] + np.minimum(lanes, self._threads - 1)
 
     def rank(self, threads: np.ndarray) -> np.ndarray:
-        """Rank of each thread's CTA in its cluster."""
+        """Returns the rank of each thread's CTA in its cluster."""
         return self._rank[self.cta(threads)]
 
     def peer(self, threads: np.ndarray, rank: np.ndarray) -> np.ndarray:
-        """For each thread, the flat number of the CTA that has this rank in the thread's
+        """Returns, for each thread, the flat number of the CTA that has this rank in the thread's
         cluster."""
         return self._members[self._cluster[self.cta(threads)], rank]
 
@@ -264,8 +266,8 @@ class HappensBefore:
     def fenced_after(
         self, threads: np.ndarray, actors: np.ndarray, clocks: np.ndarray
     ) -> np.ndarray:
-        """For each thread and its actor, which belongs to another cluster: whether the actor's work
-        up to the given clock is fenced for the thread."""
+        """Returns, for each thread and its actor in another cluster, whether the actor's work up to
+        the given clock is fenced for the thread."""
         return self._far_after(np.zeros(threads.shape, bool), threads, actors, clocks, 1)
 
     def _far_after(
@@ -331,8 +333,8 @@ class HappensBefore:
         return least, self._fenced[cluster[0]][rows].min(axis=0)
 
     def column(self, threads: np.ndarray, actors: np.ndarray) -> np.ndarray:
-        """For each actor, its column in the result of ``common(threads)``; -1 if it is in another
-        cluster."""
+        """Returns, for each actor, its column in the result of ``common(threads)``; -1 for an actor
+        in another cluster."""
         cluster, column = self._columns(actors)
         return np.where(cluster == self._cluster[self.cta(threads[:1])[0]], column, -1)
 
@@ -364,7 +366,7 @@ class HappensBefore:
                 self._join(cta, waiting, clock, given)
 
     def synchronise_warps(self, threads: np.ndarray, clock: int) -> None:
-        """Orders the given threads of each warp after each other."""
+        """For each warp, orders its given threads after each other."""
         for cta, members in self._by_cta(threads):
             for warp in np.unique(members // 32):
                 self._join(cta, members[members // 32 == warp], clock)
@@ -421,7 +423,7 @@ class HappensBefore:
             self._learn(cta, members, frozenset([len(self._sets) - 1]))
 
     def after_launch(self, threads: np.ndarray) -> np.ndarray:
-        """For each thread, whether it is ordered after the previous launch."""
+        """Returns, for each thread, whether it is ordered after the previous launch."""
         known = np.array([_LAUNCH_BEFORE in far for far in self._sets])
         after: np.ndarray = known[self._far[threads - self._first_cta * self._threads]]
         return after
@@ -480,7 +482,8 @@ class HappensBefore:
         return known
 
     def fence(self, threads: np.ndarray, clock: int) -> None:
-        """A proxy fence: all work that the threads are ordered after is now fenced for them."""
+        """Records a proxy fence: all work that the threads are ordered after is now fenced for
+        them."""
         known = self._matrix()
         if self._fenced is None:
             self._fenced = np.zeros((self._clusters, self._width, self._width), np.int32)

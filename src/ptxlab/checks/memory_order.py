@@ -38,7 +38,7 @@ def is_sum(event: MemoryAccess) -> bool:
 @dataclass(slots=True)
 class _Word:
     """The state of a word after the last write to it: the clocks that a thread acquires by reading
-    the word, and the write's instruction if the write was not a release."""
+    the word, and, if this write was not a release, the write's instruction."""
 
     released: Far
     unreleased: Site | None = None

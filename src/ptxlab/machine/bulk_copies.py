@@ -438,8 +438,7 @@ class BulkCopies:
         random = self.wave.random
         for store in stores:
             self._read_shared(store)
-            # From here on, the write may happen at any time: now, at the wait, or at the end of the
-            # kernel.
+            # From now on, the write may happen at any time up to the wait or the end of the kernel.
             if random is not None and random.random() < _WRITTEN_EARLY:
                 self._write(store)
         self._done(group, site, position, "bulk", stores)
@@ -470,8 +469,8 @@ class BulkCopies:
     # Arrivals
 
     def deliver(self, random: RandomSchedule | None) -> bool:
-        """Lets the loads of the oldest instruction arrive, or one random load if ``random`` is
-        given. Returns whether any load arrived."""
+        """Without ``random``, lets the loads of the oldest instruction arrive; with ``random``,
+        lets one random load arrive. Returns whether any load arrived."""
         if not self.loads:
             return False
         if random is None:

@@ -55,4 +55,4 @@ class MemoryWait(Wait):
         return found
 
     def grant(self, mask: np.ndarray | None = None) -> None:
-        """Does nothing, because the loop reads the word again."""
+        """Does nothing: the loop reads the word again, so observers see that read."""

@@ -1,4 +1,5 @@
-"""Polls: the words that a polling loop has read, and whether they have changed since then."""
+"""Polls: records the words that a polling loop has read, and finds out whether they have changed
+since."""
 
 from __future__ import annotations
 

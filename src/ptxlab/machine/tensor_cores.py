@@ -90,7 +90,8 @@ class TensorCore:
     def multiply_add(
         self, a: np.ndarray, b: np.ndarray, c: np.ndarray, kind: OperandType, depth: int
     ) -> np.ndarray:
-        """c + a b in float32, where a is (units, m, k), b is (units, k, n) and c is (units, m, n).
+        """Computes c + a b in float32, where a is (units, m, k), b is (units, k, n) and c is
+        (units, m, n).
 
         ``depth`` is the extent of k in one instruction.
         """
@@ -153,7 +154,7 @@ class _Factors:
 
     @cached_property
     def powers(self) -> np.ndarray:
-        """256**exponent as float64, and 0 for a zero."""
+        """Returns 256**exponent as float64, and 0 for a zero."""
         return np.where(self.zeros, 0.0, _power_of_two(8 * self.exponents))
 
     @cached_property
@@ -238,7 +239,7 @@ class _Block:
 
 
 def _finite(x: np.ndarray) -> tuple[np.ndarray, bool]:
-    """``x`` with 0 instead of infinities and NaN, and whether all values were finite."""
+    """Returns ``x`` with 0 instead of infinities and NaN, and whether all values were finite."""
     finite = np.isfinite(x)
     every = bool(finite.all())
     return (x if every else np.where(finite, x, f4(0))), every
@@ -251,7 +252,7 @@ def _exponents(x: np.ndarray, least: int) -> np.ndarray:
 
 
 def _power_of_two(exponents: np.ndarray) -> np.ndarray:
-    """2**exponent as float64, for exponents from -1022 to 1023."""
+    """Returns 2**exponent as float64, for exponents from -1022 to 1023."""
     return ((exponents + 1023) << 52).view(f8)
 
 

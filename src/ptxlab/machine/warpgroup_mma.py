@@ -180,7 +180,7 @@ class Wgmma:
         return -matrix if self.form.negate_a else matrix
 
     def b_matrix(self) -> np.ndarray:
-        """B by unit: (units, 16, n) float32."""
+        """Returns B as float32, by unit: (units, 16, n)."""
         matrix = self._gather(self.b_addresses())
         if self.form.k_major_b:
             matrix = matrix.swapaxes(1, 2)
@@ -214,7 +214,7 @@ class Wgmma:
         return self.result
 
     def _sums(self, a: np.ndarray, b: np.ndarray, before: np.ndarray | None) -> np.ndarray:
-        """before + a b as (register, thread); if ``before`` is None, it counts as zero."""
+        """Computes before + a b as (register, thread); if ``before`` is None, it counts as zero."""
         n, core = self.form.n, self.pipe.wave.tensor_core
         if core is None:
             rows = _to_registers(_multiply(a, b), n)

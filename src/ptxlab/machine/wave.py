@@ -1,5 +1,5 @@
-"""The interface for generated code: memories, barriers, forks, and data exchange between lanes of a
-wave."""
+"""The interface for generated code: memories, barriers and forks of a wave, and data exchange
+between lanes."""
 
 from __future__ import annotations
 
@@ -143,8 +143,8 @@ class Wave(WaveMemory):
         following_values: tuple[Any, ...],
         stop: int,
     ) -> Fork:
-        """A divergent branch: the threads in ``taken`` go to ``target``, the others to
-        ``following``."""
+        """Forks a group at a divergent branch: the threads in ``taken`` go to ``target``, the
+        others to ``following``."""
         fork = Fork(group, stop)
         yes, no = group.split(taken)
         fork.add(
@@ -219,7 +219,7 @@ class Wave(WaveMemory):
         return value
 
     def first_select(self, predicate: Any, value: Any, old: Any) -> Any:
-        """A guarded write to a register that may be unwritten.
+        """Makes a guarded write to a register that may be unwritten.
 
         Threads that the guard masks get all ones.
         """
@@ -337,7 +337,8 @@ class Wave(WaveMemory):
     def shuffle(
         self, group: Group, mode: str, value: Any, b: Any, c: Any, members: Any
     ) -> tuple[Any, Any]:
-        """shfl.sync: (the value of the source lane, whether the source lane is in range).
+        """Executes shfl.sync; returns (the value of the source lane, whether the source lane is in
+        range).
 
         If the source lane is outside the group, the value is all ones.
         """

@@ -63,8 +63,8 @@ class WaveMemory:
         # Decides the order in which atomics to one address are executed; None: in the order of
         # threads.
         self.random: RandomSchedule | None = None
-        # The seed of that order. It is drawn when the observers are notified of an atomic, which is
-        # before the atomic is executed.
+        # The seed of that order. It is drawn when the observers are notified of an atomic: before
+        # the atomic is executed.
         self._drawn: int | None = None
 
     # Observation
@@ -204,7 +204,7 @@ class WaveMemory:
     def atomic(
         self, group: Group, space: str, addresses: Any, operation: Any, values: Any, mask: Any
     ) -> np.ndarray:
-        """An atomic operation; returns the old values.
+        """Executes an atomic operation; returns the old values.
 
         Threads with the same address are executed one after the other. The schedule decides their
         order, on which fp32 sums depend.
@@ -303,7 +303,7 @@ class WaveMemory:
         source_size: Any,
         mask: Any,
     ) -> None:
-        """cp.async: reads the data now; they land at the wait that covers them.
+        """Executes cp.async: reads the data now; the data land at the wait that covers the copy.
 
         Reads ``source_size`` bytes (None: all); the rest of the destination becomes zero.
         """
@@ -350,8 +350,8 @@ class WaveMemory:
         group.open = []
 
     def wait_async(self, group: Group, site: Site, allowed: int) -> None:
-        """cp.async.wait_group, or wait_all if ``allowed`` is -1: the data land now, which is the
-        latest possible time."""
+        """Executes cp.async.wait_group, or wait_all if ``allowed`` is -1: the data land now, which
+        is the latest possible time."""
         if self.observers:
             event = AsyncGroupEvent(site, "wait", group.threads, allowed, self.tick())
             for observer in self.observers:

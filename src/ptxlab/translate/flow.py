@@ -32,7 +32,7 @@ def blocks(instruction: Instruction) -> bool:
 
 
 def may_refuse(instruction: Instruction) -> bool:
-    """Whether an instruction waits but may give up; its result predicate then is false."""
+    """Whether an instruction that waits may give up; its result predicate is then false."""
     return instruction.opcode == "mbarrier" and bool(
         {"try_wait", "test_wait"}.intersection(instruction.modifiers)
     )

@@ -367,22 +367,22 @@ def joined(values: tuple, threads: int, dtype: Any) -> np.ndarray:
 
 
 def exchange(old: np.ndarray, new: np.ndarray) -> np.ndarray:
-    """atom.exch."""
+    """Computes atom.exch."""
     return new
 
 
 def compare_and_swap(old: np.ndarray, expected: np.ndarray, new: np.ndarray) -> np.ndarray:
-    """atom.cas."""
+    """Computes atom.cas."""
     return np.where(old == expected, new, old)
 
 
 def increment(old: np.ndarray, limit: np.ndarray) -> np.ndarray:
-    """atom.inc: counts up to ``limit``, then restarts at 0."""
+    """Computes atom.inc, which counts up to ``limit``, then restarts at 0."""
     return np.where(old >= limit, old.dtype.type(0), old + old.dtype.type(1))
 
 
 def decrement(old: np.ndarray, limit: np.ndarray) -> np.ndarray:
-    """atom.dec: counts down to 0, then restarts at ``limit``."""
+    """Computes atom.dec, which counts down to 0, then restarts at ``limit``."""
     return np.where((old == 0) | (old > limit), limit, old - old.dtype.type(1))
 
 

@@ -1,10 +1,10 @@
 """Finds, for each point of an entry, the registers that a wgmma may be using there.
 
 wgmma accesses registers asynchronously. Between its issue and the wait, a program may not access
-these registers. Between its own access to these registers and the next wgmma, a program must
-execute wgmma.fence. Generated code cannot track all registers at run time. So data-flow analysis
-finds the instructions where a hazard is possible. A ``mov`` between registers counts as a renaming,
-because compilers use it as one.
+these registers. Between an access of the program to these registers and the next wgmma, the program
+must execute wgmma.fence. Generated code cannot track all registers at run time. So data-flow
+analysis finds the instructions where a hazard is possible. A ``mov`` between registers counts as a
+renaming, because compilers use it as one.
 """
 
 from __future__ import annotations
