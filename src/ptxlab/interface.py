@@ -420,52 +420,53 @@ class Observer:
         """Called once before the first instruction."""
 
     def wave(self, first_cta: int, cta_count: int) -> None:
-        """CTAs ``first_cta .. first_cta + cta_count - 1`` start; no other CTA is live."""
+        """Called when CTAs ``first_cta .. first_cta + cta_count - 1`` start; no other CTA is
+        live."""
 
     def memory(self, event: MemoryAccess) -> None:
-        """A load, a store, an atomic, or the issue of an asynchronous copy."""
+        """Called for a load, a store, an atomic, or the issue of an asynchronous copy."""
 
     def async_group(self, event: AsyncGroupEvent) -> None:
-        """A commit or wait of cp.async; it is sent before the landings that the wait causes."""
+        """Called for a commit or wait of cp.async, before the landings that the wait causes."""
 
     def async_landing(self, event: AsyncLanding) -> None:
-        """cp.async data land in shared memory."""
+        """Called when the data of a cp.async land in shared memory."""
 
     def barrier(self, event: BarrierEvent) -> None:
-        """CTA barrier arrival or release."""
+        """Called when threads arrive at a CTA barrier, or the barrier opens."""
 
     def warp_sync(self, event: WarpSync) -> None:
-        """bar.warp.sync."""
+        """Called for bar.warp.sync."""
 
     def engine_access(self, event: EngineAccess) -> None:
-        """A wgmma or bulk copy is issued that will read or write shared memory."""
+        """Called when a wgmma or bulk copy that will read or write shared memory is issued."""
 
     def engine_landing(self, event: EngineLanding) -> None:
-        """The data of a bulk copy have arrived in shared memory."""
+        """Called when the data of a bulk copy have arrived in shared memory."""
 
     def engine_done(self, event: EngineDone) -> None:
-        """wgmma.wait_group, or cp.async.bulk.wait_group."""
+        """Called for wgmma.wait_group, or cp.async.bulk.wait_group."""
 
     def mbarrier(self, event: MbarrierEvent) -> None:
-        """An operation of an mbarrier."""
+        """Called for an operation of an mbarrier."""
 
     def cluster_barrier(self, event: ClusterBarrierEvent) -> None:
-        """barrier.cluster."""
+        """Called for barrier.cluster."""
 
     def proxy_fence(self, event: ProxyFence) -> None:
-        """fence.proxy.async, fence.mbarrier_init."""
+        """Called for fence.proxy.async and fence.mbarrier_init."""
 
     def memory_fence(self, event: MemoryFence) -> None:
-        """fence.acq_rel, fence.sc, membar."""
+        """Called for fence.acq_rel, fence.sc and membar."""
 
     def grid_wait(self, event: GridWait) -> None:
-        """griddepcontrol.wait."""
+        """Called for griddepcontrol.wait."""
 
     def grid_allow(self, event: GridAllow) -> None:
-        """griddepcontrol.launch_dependents."""
+        """Called for griddepcontrol.launch_dependents."""
 
     def misuse(self, event: Misuse) -> None:
-        """An instruction breaks a rule."""
+        """Called when an instruction breaks a rule."""
 
     def end(self) -> None:
         """Called once after the last instruction; not called after an EmulatorError."""

@@ -43,7 +43,7 @@ _apply_repeated = super(torch.autograd.Function, RepeatedAttention).apply
 def differentiable_attention(
     q: Any, k: Any, v: Any, **keywords: Any
 ) -> tuple[Any, Callable[..., None]]:
-    """attention() under autograd; refuses calls that cannot have gradients.
+    """Computes attention() under autograd; refuses calls that cannot have gradients.
 
     It takes the arguments of attention(). Returns the result of attention(), and a function that
     makes run_repeated serve equivalent calls.

@@ -72,7 +72,8 @@ def relative_imports(text: str, module: str) -> str:
 
 
 def _imports(tree: ast.Module) -> Iterator[str]:
-    """The modules of flashsmith and ptxlab that a module imports, anywhere in its source text."""
+    """Yields the modules of flashsmith and ptxlab that a module imports anywhere in its source
+    text."""
     for node in ast.walk(tree):
         if isinstance(node, ast.ImportFrom) and _is_ours(node):
             for alias in node.names:

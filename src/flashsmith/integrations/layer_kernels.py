@@ -274,7 +274,7 @@ def _power_of_two(size: int) -> int:
 
 
 def _powers_to(most: int) -> Iterator[int]:
-    """The powers of two from 1 to the first that is at least ``most``."""
+    """Yields the powers of two from 1 to the first that is at least ``most``."""
     power = 1
     while power < 2 * most:
         yield power

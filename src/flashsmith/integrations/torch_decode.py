@@ -51,7 +51,8 @@ _TAGS = (torch.Tag.pt2_compliant_tag, torch.Tag.needs_fixed_stride_order)
 
 
 def decode_by_op(q: Any, k_cache: Any, v_cache: Any, **keywords: Any) -> Any:
-    """attention_with_cache() as a call to one of its ops, with the same arguments and results.
+    """Computes attention_with_cache() by a call to one of its ops, with the same arguments and
+    results.
 
     While tracing, raises ArgumentError for a window that is not a pair. Other arguments are checked
     when the op runs.
@@ -111,7 +112,7 @@ def write_slots_by_op(
     config: Any = None,
     emulate: bool = False,
 ) -> None:
-    """write_slots() as a call to its op, whose schema declares the writes."""
+    """Computes write_slots() by a call to its op, whose schema declares the writes."""
     named = None if config is None else str(config)
     scales = scale_tensors(k_scale, v_scale, k_cache)
     OPS.write_slots(k, v, k_cache, v_cache, slot_mapping, *scales, config=named, emulate=emulate)

@@ -29,7 +29,7 @@ _REST = f"{_TENSORS}, *, {_OPTIONS}) -> (Tensor, Tensor)"
 
 
 def latent_by_op(q: Any, k_cache: Any, v_cache: Any, **keywords: Any) -> Any:
-    """attention_with_cache() with ``v_width`` as a call to one of its ops.
+    """Computes attention_with_cache() with ``v_width`` by a call to one of its ops.
 
     While tracing, raises ArgumentError for a window that is not a pair, and for an argument that
     attention over a latent cache does not have. Other arguments are checked when the op runs.

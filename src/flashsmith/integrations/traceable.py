@@ -151,7 +151,7 @@ _FUNCTIONS = frozenset(("score_mod", "mask_mod", "mask", "bias", "positions"))
 
 
 def _attention_with_functions(q: Any, k: Any, v: Any, keywords: dict[str, Any]) -> Any:
-    """attention() with a score or mask function."""
+    """Computes attention() with a score or mask function."""
     given = {name: keywords[name] for name in _FUNCTIONS if keywords.get(name) is not None}
     others = {name: value for name, value in keywords.items() if name not in _FUNCTIONS}
     if given.keys() <= {"positions"}:
@@ -190,8 +190,8 @@ def _attention_to_parts(
     k_begin: Any = None,
     **keywords: Any,
 ) -> Any:
-    """attention() with partial, seqused_k or k_begin; such calls cannot be traced and have no
-    gradients.
+    """Computes attention() with partial, seqused_k or k_begin; such calls cannot be traced and have
+    no gradients.
 
     Under torch.compile such a call is a graph break. If all three arguments have their defaults,
     the call is an ordinary call to attention().
@@ -236,7 +236,7 @@ def _attention_to_parts(
 
 
 def _parts_with_functions(q: Any, k: Any, v: Any, keywords: dict[str, Any]) -> Any:
-    """attention() to a part of the keys, with a score or mask function."""
+    """Computes attention() to a part of the keys, with a score or mask function."""
     torch = _torch
     if torch is not None and isinstance(q, torch.Tensor) and torch.is_grad_enabled():
         from flashsmith.integrations.program_gradients import tensors_with_gradients
@@ -398,7 +398,7 @@ _FUNCTIONS_OVER_CACHE = _FUNCTIONS - {"positions"}
 
 
 def _over_cache_with_functions(q: Any, k_cache: Any, v_cache: Any, keywords: dict[str, Any]) -> Any:
-    """attention_with_cache() with a score or mask function."""
+    """Computes attention_with_cache() with a score or mask function."""
     given = {it: keywords[it] for it in _FUNCTIONS_OVER_CACHE if keywords.get(it) is not None}
     others = {it: value for it, value in keywords.items() if it not in _FUNCTIONS_OVER_CACHE}
     if not given:
@@ -428,7 +428,7 @@ def _cast_over(k_cache: Any, q: Any, keywords: dict[str, Any]) -> tuple[Any, dic
 
 
 def _over_latent_cache(q: Any, k_cache: Any, v_cache: Any, keywords: dict[str, Any]) -> Any:
-    """attention_with_cache() over a latent cache."""
+    """Computes attention_with_cache() over a latent cache."""
     if is_tracing() or _is_looked_at(q):
         from flashsmith.integrations.torch_latent_decode import latent_by_op
 

@@ -44,7 +44,7 @@ def _written(family: str, *values: Any) -> str:
 
 
 def attention_by_op(q: Any, k: Any, v: Any, **keywords: Any) -> Any:
-    """attention() as a call to an op, with the same arguments and results.
+    """Computes attention() by a call to an op, with the same arguments and results.
 
     While tracing, raises ArgumentError for a window that is not a pair, and for ``out`` with
     gradients. Other arguments are checked when the op runs.
@@ -106,7 +106,7 @@ _resolved_bits = assume_constant_result(resolve_bits)
 
 
 def backward_by_op(do: Any, q: Any, k: Any, v: Any, o: Any, lse: Any, **keywords: Any) -> Gradients:
-    """backward() as a call to its op, with the same arguments and results.
+    """Computes backward() by a call to its op, with the same arguments and results.
 
     While tracing, raises ArgumentError for values that a schema cannot hold: a window that is not a
     pair, ``needs`` without four entries, or another grad_dtype. Other arguments are checked when

@@ -63,7 +63,8 @@ outside = torch.compiler.disable(
 def attention_by_program(
     q: Any, k: Any, v: Any, functions: Mapping[str, Any], keywords: Mapping[str, Any]
 ) -> Any:
-    """attention() with ``functions``, its keywords that define a program, as a call to an op.
+    """Computes attention() by a call to an op; ``functions`` are the keywords that define a
+    program.
 
     Functions that the compiler cannot pass to Python, or whose captures it cannot guard, are traced
     by the compiler itself. Returns None if this version of the compiler cannot trace them.
@@ -106,8 +107,8 @@ def attention_by_program(
 def over_cache_by_program(
     q: Any, k_cache: Any, v_cache: Any, functions: Mapping[str, Any], keywords: Mapping[str, Any]
 ) -> Any:
-    """attention_with_cache() with ``functions`` as a call to an op, or None, as
-    attention_by_program()."""
+    """Computes attention_with_cache() with ``functions`` by a call to an op; returns None when
+    attention_by_program() would."""
     asked = CACHE.bind(keywords)
     names = "page_table", "cu_seqlens_q", "kv_offset"
     over = sizes_over_cache(q, k_cache, *[asked[name] for name in names])
@@ -277,7 +278,7 @@ def _is_made_here(root: Any) -> bool:
 
 
 def _attributes(root: Any) -> tuple[int, ...]:
-    """For each root that is a callable object, the number of its attributes."""
+    """Returns, for each root that is a callable object, the number of its attributes."""
     if type(root) is tuple:
         found: tuple[int, ...] = ()
         for it in root:

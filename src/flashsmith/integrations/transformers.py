@@ -221,8 +221,8 @@ def flashsmith_attention_forward(
     indices: Any = None,
     **keywords: Any,
 ) -> tuple[Any, None]:
-    """The attention function, which transformers calls for every layer. It returns the output,
-    (batch, length, heads, d), and None in place of the attention weights.
+    """Computes a layer's attention; transformers calls this function for every layer. It returns
+    the output, (batch, length, heads, d), and None in place of the attention weights.
 
     Raises:
         ArgumentError: the layer's attention cannot be computed here, nor by PyTorch's function.

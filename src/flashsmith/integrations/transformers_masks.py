@@ -95,7 +95,7 @@ def flashsmith_mask(
     device: Any = "cpu",
     **keywords: Any,
 ) -> Any:
-    """The mask function, which transformers calls once per forward pass.
+    """Builds a mask; transformers calls this function once per forward pass.
 
     It returns one of this module's compact forms, or a full mask for models that need one.
 
@@ -347,7 +347,7 @@ def _with_dropped(
     attention_mask: Any,
     device: Any,
 ) -> HiddenKeys:
-    """``hidden``, with the number of keys that the cache has dropped from each sequence, if any.
+    """Adds to ``hidden`` the number of keys that the cache has dropped from each sequence, if any.
 
     Raises:
         ArgumentError: these keys cannot be counted, or a query would see them.

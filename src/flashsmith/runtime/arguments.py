@@ -163,7 +163,7 @@ def program_for(bound: Any, bits: str) -> str:
 
 
 def mask_options(mask: MaskLimits, scale: float, softcap: float) -> dict[str, Any]:
-    """Scale, softcap and window limits, in the form that operations take."""
+    """Returns scale, softcap and window limits, in the form that operations take."""
     windowed = mask.kind == "window"
     left, right = (mask.left, mask.right) if windowed else (None, None)
     return {"scale": scale, "softcap": softcap, "left": left, "right": right}

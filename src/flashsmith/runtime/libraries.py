@@ -497,7 +497,7 @@ def _why_no_jit() -> str:
 
 @lru_cache(maxsize=1)
 def _missing_compiler() -> str:
-    """Which build tools are missing, as a string; '' if none is missing."""
+    """Returns a string that names the missing build tools; '' if none is missing."""
     try:
         find_toolchain()
     except ToolchainError as error:

@@ -23,7 +23,8 @@ _SECONDS_PER_FLOP = 2.5e-10
 
 
 def estimate_seconds(cfg: KernelConfig, problem: Problem) -> float:
-    """Expected seconds of one launch on the host without checks, within a factor of about two.
+    """Estimates the seconds that one launch takes on the host without checks, within a factor of
+    about two.
 
     The first term is the translation, paid once per kernel. The second term is NumPy's cost per
     call, paid for every KV block of every wave of CTAs. The third term grows with the number of

@@ -81,7 +81,8 @@ class Semantics:
         return capped_by(self.softcap)
 
     def __str__(self) -> str:
-        """For example 'causal+packed+uneven'; 'plain' when every field has its default."""
+        """Joins the words, for example to 'causal+packed+uneven'; 'plain' when every field has its
+        default."""
         return "+".join(self.words()) or _PLAIN
 
     def words(self) -> list[str]:

@@ -123,7 +123,7 @@ class Signature:
     """The keywords of one function, in their order, with their defaults."""
 
     def __init__(self, function: str, names: str, **defaults: Any) -> None:
-        """``defaults`` override the arguments' own defaults."""
+        """``defaults`` replace the arguments' own defaults in this signature."""
         self.function = function
         arguments = [ARGUMENTS[name] for name in names.split()]
         self.defaults = {it.name: defaults.get(it.name, it.default) for it in arguments}

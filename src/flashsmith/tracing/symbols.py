@@ -237,7 +237,7 @@ class Captured:
 
 def read_expression(name: str, dtype: str, indices: tuple[Typed, ...]) -> Typed:
     """Makes the expression that reads a traced tensor. Raises TraceError if programs cannot read
-    it."""
+    this tensor."""
     if dtype not in READABLE:
         refuse(
             f"a read of {dtype} elements",

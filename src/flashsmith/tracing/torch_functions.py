@@ -70,8 +70,8 @@ def _where(condition: Value, input: Value, other: Value) -> Typed:
 
 
 def _tensor_where(x: Value, condition: Value, other: Value) -> Typed:
-    """x.where(condition, other); this method takes its arguments in another order than the function
-    where()."""
+    """Makes x.where(condition, other); this method and the function where() order their arguments
+    differently."""
     return choose(condition, x, other)
 
 

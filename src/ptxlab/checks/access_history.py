@@ -110,12 +110,12 @@ class AccessHistory:
         return touched
 
     def address(self, cell: int) -> int:
-        """Byte address of a cell within its memory."""
+        """Returns the byte address of a cell within its memory."""
         return self._writes.address(cell)
 
     def footprint(self) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-        """Four masks that mark the words written by the launch, read after the last write, ever
-        written weakly, and ever read weakly.
+        """Returns four masks of words. They mark the words that the launch has written, read after
+        the last write, ever written weakly, and ever read weakly.
 
         An access is weak here unless it is strong and covers whole words.
         """
@@ -269,7 +269,7 @@ class AccessHistory:
             yield Conflict("PROXY", cells[bad], touched.rows[bad], writers[bad], sites)
 
     def retire_engines(self, order: HappensBefore) -> None:
-        """After a wave, replaces each engine that is recorded as the writer of a cell by a thread
+        """Replaces, after a wave, each engine that is recorded as the writer of a cell by a thread
         of the engine's CTA.
 
         This is needed because the next wave uses the same numbers for its engines.
@@ -349,7 +349,7 @@ class AccessHistory:
             yield Conflict("WAR", cells[bad], touched.rows[entries[bad]], others, sites)
 
     def _tids(self, warps: np.ndarray) -> np.ndarray:
-        """For each warp, the indices of its 32 threads within the CTA, on a new last axis.
+        """Returns, for each warp, the indices of its 32 threads within the CTA, on a new last axis.
 
         ``warps`` are indices within the cluster.
         """
@@ -504,5 +504,5 @@ def _runs(*columns: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _select(masks: np.ndarray) -> np.ndarray:
-    """Lane masks (uint32) as booleans, on a new last axis of length 32."""
+    """Converts lane masks (uint32) to booleans, on a new last axis of length 32."""
     return (masks[:, None] & _LANE_BITS) != 0

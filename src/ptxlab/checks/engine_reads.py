@@ -54,7 +54,7 @@ class EngineReads:
         self._shadow["clock"][cells] = 0
 
     def of(self, cells: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-        """Every recorded read of the cells, as arrays: index into ``cells``, column, clock,
+        """Returns every recorded read of the cells, as arrays: index into ``cells``, column, clock,
         site."""
         clocks = self._shadow["clock"][cells]
         index, columns = np.nonzero(clocks)

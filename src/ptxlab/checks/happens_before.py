@@ -183,7 +183,7 @@ class HappensBefore:
         return self._floor[self.cta(threads)]
 
     def warp_mates(self, threads: np.ndarray) -> np.ndarray:
-        """For each thread, the flat indices of the 32 threads of its warp, on a new axis.
+        """Returns, for each thread, the flat indices of the 32 threads of its warp, on a new axis.
 
         If the CTA's last warp is partial, the CTA's last thread fills the missing entries.
         """
@@ -245,8 +245,8 @@ class HappensBefore:
     def ordered_after(
         self, threads: np.ndarray, actors: np.ndarray, clocks: np.ndarray
     ) -> np.ndarray:
-        """For each pair of a thread and an actor, whether the thread is ordered after the actor up
-        to the given clock; arrays are broadcast."""
+        """Returns, for each pair of a thread and an actor, whether the thread is ordered after the
+        actor up to the given clock; arrays are broadcast."""
         ctas = self.cta(threads)
         same_cta = ctas == self.cta(actors)
         result: np.ndarray = (threads == actors) | (same_cta & (self._floor[ctas] >= clocks))
@@ -303,7 +303,8 @@ class HappensBefore:
         return result
 
     def _far_columns(self, actors: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """For each actor, which may belong to another wave, its (cluster number, column)."""
+        """Returns, for each actor, which may belong to another wave, its (cluster number,
+        column)."""
         ctas = np.maximum(actors, 0) // self._threads
         numbers = np.asarray(self._grouping.number(ctas))
         columns = self._grouping.rank(ctas) * self._threads + actors % self._threads

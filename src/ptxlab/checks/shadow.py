@@ -88,7 +88,7 @@ class Shadow:
         return Touched(cells[inside], rows[inside])
 
     def address(self, cell: int) -> int:
-        """Byte address of a cell within its memory."""
+        """Returns the byte address of a cell within its memory."""
         return int(cell) % self.cells_per_bank * self.granule
 
     def refine(self) -> None:
@@ -119,7 +119,8 @@ class Ranges:
         self.ranges = tuple(ranges)
 
     def find(self, addresses: np.ndarray, sizes: int | np.ndarray) -> np.ndarray:
-        """For each access, the index of a range in ``ranges`` that contains all of it, or -1."""
+        """Returns, for each access, the index of a range in ``ranges`` that contains all of it, or
+        -1."""
         index = np.full(addresses.shape, -1)
         for i, known in enumerate(self.ranges):
             index[(addresses >= known.begin) & (addresses + sizes <= known.end)] = i

@@ -295,7 +295,7 @@ class ClusterBarrier:
         return self.openings[self.cluster_of(group)] >= self.arrivals[group.index]
 
     def arrive(self, group: Group, site: Site, *, relaxed: bool) -> None:
-        """barrier.cluster.arrive."""
+        """Executes barrier.cluster.arrive."""
         if (self.arrivals[group.index] > self.waits[group.index]).any():
             self._misuse(site, group, "arrives twice without a wait in between")
         self.arrivals[group.index] += 1
@@ -304,7 +304,7 @@ class ClusterBarrier:
         self._open()
 
     def wait(self, group: Group, site: Site) -> ClusterWait | None:
-        """barrier.cluster.wait; returns None if the group may continue."""
+        """Executes barrier.cluster.wait; returns None if the group may continue."""
         if (self.arrivals[group.index] <= self.waits[group.index]).any():
             self._misuse(site, group, "waits without having arrived")
         self.waits[group.index] = self.arrivals[group.index]

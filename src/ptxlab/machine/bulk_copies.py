@@ -202,7 +202,7 @@ class BulkCopies:
         mask: Any,
         ctas: Any,
     ) -> None:
-        """cp.async.bulk.tensor into shared memory.
+        """Executes cp.async.bulk.tensor into shared memory.
 
         ``ctas`` is a mask of ranks for multicast; None: no multicast.
         """
@@ -230,7 +230,7 @@ class BulkCopies:
         mask: Any,
         ctas: Any,
     ) -> None:
-        """cp.async.bulk of plain bytes into shared memory."""
+        """Executes cp.async.bulk of plain bytes into shared memory."""
         together = []
         for position in group.active(mask).tolist():
             body = self._range(group, site, position, _of(source, position), _of(size, position))
@@ -253,7 +253,8 @@ class BulkCopies:
     def store_words(
         self, group: Group, site: Site, target: Any, words: Sequence[Any], barrier: Any, mask: Any
     ) -> None:
-        """st.async of 16 bytes. It arrives like a load and completes on its mbarrier."""
+        """Executes st.async of 16 bytes, which arrive like a load and complete on the st.async's
+        mbarrier."""
         for position in group.active(mask).tolist():
             body = Words(tuple(_of(word, position) for word in words))
             address = _of(target, position)
@@ -274,7 +275,8 @@ class BulkCopies:
         barrier: Any,
         mask: Any,
     ) -> None:
-        """cp.async.bulk from one CTA's shared memory to another CTA's in the same cluster."""
+        """Executes cp.async.bulk from one CTA's shared memory to the shared memory of another CTA
+        in the same cluster."""
         shared, pitch = self.wave.shared, self.geometry.shared_pitch
         for position in group.active(mask).tolist():
             where, bytes_ = _of(source, position), _of(size, position)
@@ -363,7 +365,7 @@ class BulkCopies:
         *,
         add: bool,
     ) -> None:
-        """cp.async.bulk.tensor or cp.reduce.async.bulk.tensor out of shared memory."""
+        """Executes cp.async.bulk.tensor or cp.reduce.async.bulk.tensor out of shared memory."""
         for position in group.active(mask).tolist():
             body = self._map(_of(tensor_map, position), rank)
             where = tuple(_signed(_of(c, position)) for c in coordinates)
@@ -374,7 +376,7 @@ class BulkCopies:
     def store_range(
         self, group: Group, site: Site, target: Any, source: Any, size: Any, mask: Any, *, add: bool
     ) -> None:
-        """cp.async.bulk or cp.reduce.async.bulk of plain bytes out of shared memory."""
+        """Executes cp.async.bulk or cp.reduce.async.bulk of plain bytes out of shared memory."""
         for position in group.active(mask).tolist():
             body = self._range(group, site, position, _of(target, position), _of(size, position))
             address = _of(source, position)
@@ -405,13 +407,13 @@ class BulkCopies:
     # Groups
 
     def commit(self, group: Group, mask: Any) -> None:
-        """cp.async.bulk.commit_group."""
+        """Executes cp.async.bulk.commit_group."""
         for position in group.active(mask).tolist():
             thread = int(group.index[position])
             self.groups.setdefault(thread, []).append(self.open.pop(thread, []))
 
     def wait(self, group: Group, site: Site, allowed: int, mask: Any, *, read: bool) -> None:
-        """cp.async.bulk.wait_group: completes all groups except the ``allowed`` newest.
+        """Executes cp.async.bulk.wait_group: completes all groups except the ``allowed`` newest.
 
         With ``.read`` these groups only need to have read shared memory.
         """

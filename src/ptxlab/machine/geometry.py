@@ -57,7 +57,7 @@ class Geometry:
         return cta * per_cta + tid // WARP
 
     def existing_lanes(self, index: np.ndarray) -> np.ndarray:
-        """For each thread, the mask of the lanes that exist in its warp.
+        """Returns, for each thread, the mask of the lanes that exist in its warp.
 
         Only the last warp of a CTA may be partial.
         """

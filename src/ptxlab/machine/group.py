@@ -209,7 +209,7 @@ class Group:
     # Lanes
 
     def shuffle_source(self, mode: str, b: int, c: int) -> tuple[np.ndarray, np.ndarray]:
-        """shfl.sync with operands that are the same for all threads.
+        """Executes shfl.sync with operands that are the same for all threads.
 
         Returns (the position in the group to read from, whether it is in range).
 
@@ -247,8 +247,8 @@ class Group:
         return np.where(beyond, -1, found), good
 
     def ballot(self, predicate: Any) -> np.ndarray:
-        """For each thread, the mask (uint32) of the lanes of its warp for which the predicate is
-        true; only lanes in this group count."""
+        """Returns, for each thread, the mask (uint32) of the lanes of its warp for which the
+        predicate is true; only lanes in this group count."""
         lane = self.index % self.geometry.threads_per_cta % WARP
         bits = np.broadcast_to(predicate, (self.n,)).astype(np.float64) * np.exp2(lane)
         return np.bincount(self.warp, weights=bits)[self.warp].astype(u4)

@@ -93,7 +93,7 @@ class GlobalMemory(GlobalMemoryView):
         return [known.public for known in self._ranges]
 
     def inside(self, addresses: np.ndarray, sizes: Any, *, write: bool) -> np.ndarray:
-        """For each access, whether one range contains all of it and allows it."""
+        """Returns, for each access, whether one range contains all of it and allows it."""
         good = np.zeros(np.shape(addresses), np.bool_)
         for known in self._ranges:
             if known.public.writable or not write:
@@ -143,7 +143,7 @@ class GlobalMemory(GlobalMemoryView):
             view[(addresses[mask] - begin) // size] = values[mask] if np.ndim(values) else values
 
     def _common(self, addresses: Any, size: int, *, write: bool) -> tuple[np.ndarray, Any] | None:
-        """(words, cells) if one range contains all accesses, otherwise None."""
+        """Returns (words, cells) if one range contains all accesses, otherwise None."""
         scalar = np.ndim(addresses) == 0
         first = int(addresses) if scalar else int(addresses[0])
         known = self.find(first, first + size, write=write)
@@ -231,7 +231,7 @@ class BankedMemory:
         self.views = {width: raw.view(word) for width, word in WORDS.items()}
 
     def inside(self, addresses: np.ndarray, sizes: Any) -> np.ndarray:
-        """For each access, whether it lies within one part."""
+        """Returns, for each access, whether it lies within one part."""
         return (addresses >= 0) & (addresses + sizes <= self.size)
 
     def check(self, addresses: Any, size: int, align: int) -> None:

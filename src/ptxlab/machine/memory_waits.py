@@ -26,8 +26,8 @@ class MemoryWait(Wait):
         self.memory, self.polls, self.ctas_to_come = memory, polls, ctas_to_come
 
     def passed(self) -> np.ndarray:
-        """For each thread, whether it may continue, because a word that it read has changed or
-        because it has read no word."""
+        """Returns, for each thread, whether it may continue, because a word that it read has
+        changed or because it has read no word."""
         waits, changed = np.zeros(self.group.n, np.bool_), np.zeros(self.group.n, np.bool_)
         for poll in self.polls:
             waits[poll.positions] = True

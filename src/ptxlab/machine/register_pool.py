@@ -38,7 +38,7 @@ class RegisterPool:
         self.at_launch = min([fair, _MOST_PER_THREAD, *directives.get("maxnreg", ())])
 
     def set(self, group: Group, site: Site, count: int, *, more: bool) -> None:
-        """setmaxnreg.inc or .dec, executed by all threads of a group."""
+        """Executes setmaxnreg.inc or .dec for all threads of a group."""
         if count % _STEP or not _LEAST <= count <= _MOST:
             self._misuse(
                 site,

@@ -207,8 +207,8 @@ class _Block:
         return _cut_to_float32(sums, has_subnormals=lowest < _LEAST_EXPONENT)
 
     def _largest_exponents(self, k: slice) -> np.ndarray:
-        """For each accumulator, the largest exponent of its products (int64); very low if all
-        products are 0."""
+        """Returns, for each accumulator, the largest exponent of its products (int64); very low if
+        all products are 0."""
         if not self.in_float32:
             rows = self.a.far_exponents[:, :, k].transpose(2, 0, 1)
             columns = self.b.far_exponents[:, k].transpose(1, 0, 2)

@@ -36,7 +36,7 @@ class Wait(ABC):
 
     @abstractmethod
     def passed(self) -> np.ndarray:
-        """For each thread of the group, whether it may continue."""
+        """Returns, for each thread of the group, whether it may continue."""
 
     @abstractmethod
     def part(self, group: Group, mask: np.ndarray) -> Wait:
@@ -44,7 +44,7 @@ class Wait(ABC):
 
     @abstractmethod
     def reasons(self) -> list[tuple[np.ndarray, str]]:
-        """For a deadlock report, the events that are missing: (positions of the threads,
+        """Returns the missing events for a deadlock report: (positions of the threads,
         description)."""
 
     @abstractmethod

@@ -315,7 +315,7 @@ class WgmmaPipe:
         b: Any,
         accumulate: Any,
     ) -> tuple[InFlight, ...]:
-        """wgmma.mma_async. Returns the new contents of the accumulator registers."""
+        """Executes wgmma.mma_async. Returns the new contents of the accumulator registers."""
         group.require_whole("wgmma.mma_async")
         if np.ndim(accumulate) and (accumulate == accumulate[0]).all():
             accumulate = accumulate[0]
@@ -353,14 +353,14 @@ class WgmmaPipe:
         return tuple(plain)
 
     def commit(self, group: Group) -> None:
-        """wgmma.commit_group."""
+        """Executes wgmma.commit_group."""
         group.wgmma_groups.append(group.pending_wgmma)
         group.pending_wgmma = []
 
     def wait(
         self, group: Group, site: Site, allowed: int, registers: tuple[Any, ...]
     ) -> tuple[Any, ...]:
-        """wgmma.wait_group.
+        """Executes wgmma.wait_group.
 
         Returns the new values of the registers that may have been in flight.
         """

@@ -234,7 +234,7 @@ class WaveMemory:
     def add_vectors(
         self, group: Group, space: str, addresses: Any, values: Sequence[Any], mask: Any
     ) -> list[np.ndarray]:
-        """atom.add of fp32 vectors; returns the old elements.
+        """Executes atom.add of fp32 vectors; returns the old elements.
 
         The addition is atomic for each element, not for the whole vector, so each element has its
         own order of sums.
@@ -251,7 +251,7 @@ class WaveMemory:
     def load_matrix(
         self, group: Group, addresses: Any, count: int, transpose: bool, mask: Any
     ) -> np.ndarray:
-        """ldmatrix: returns uint32 registers (count, threads)."""
+        """Executes ldmatrix: returns uint32 registers (count, threads)."""
         group.require_whole("ldmatrix")
         addresses = np.broadcast_to(addresses, (group.n,))
         if mask is None and count == 4:
@@ -273,7 +273,7 @@ class WaveMemory:
         )
 
     def load_rows(self, group: Group, base: RowBase, offset: int, transpose: bool) -> np.ndarray:
-        """ldmatrix.x4 at ``base + offset``: returns uint32 registers (4, threads)."""
+        """Executes ldmatrix.x4 at ``base + offset``: returns uint32 registers (4, threads)."""
         bits = base.bits
         if offset < 0 or bits + offset + 16 > self.shared.size or (bits | offset) & 15:
             self.shared.check(base.addresses.astype(np.int64) + offset, 16, 16)
@@ -283,7 +283,7 @@ class WaveMemory:
     def store_matrix(
         self, group: Group, addresses: Any, values: Sequence[Any], transpose: bool, mask: Any
     ) -> None:
-        """stmatrix, which stores one matrix for each register."""
+        """Executes stmatrix, which stores one matrix for each register."""
         group.require_whole("stmatrix")
         lanes = group.index % WARP < 8 * len(values)
         rows = np.zeros(group.n, np.complex128)
@@ -341,7 +341,7 @@ class WaveMemory:
         return raw.view(WORDS[size]).reshape(-1)
 
     def commit(self, group: Group, site: Site) -> None:
-        """cp.async.commit_group."""
+        """Executes cp.async.commit_group."""
         if self.observers:
             event = AsyncGroupEvent(site, "commit", group.threads, 0, self.tick())
             for observer in self.observers:

@@ -104,8 +104,8 @@ def _store(
 def wmma_offset(
     which: str, register: int, half: int, wide: bool, by_row: bool, lane: Any, stride: Any
 ) -> Any:
-    """For each thread, the position in the matrix, in elements, of the value in a register or in
-    one half of a register.
+    """Returns, for each thread, the position in the matrix, in elements, of the value in a register
+    or in one half of a register.
 
     As in mma.sync, g = lane // 4 and t = lane % 4. Tiles of B, C and D are eight columns wide.
     """

@@ -108,7 +108,7 @@ class CacheLayouts:
         head_size: int,
         cache_dtype_str: str = "auto",
     ) -> tuple[int, ...]:
-        """(blocks, heads, tokens of a block, K and V)."""
+        """Returns the cache's shape: (blocks, heads, tokens of a block, K and V)."""
         return (num_blocks, num_kv_heads, block_size, 2 * head_size)
 
     @staticmethod

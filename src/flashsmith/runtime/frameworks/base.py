@@ -157,9 +157,9 @@ class Framework(ABC):
         return False
 
     def longest_steps(self, vectors: Sequence[Any]) -> list[int]:
-        """For each vector, the largest increase from one element to the next; 0 if it has fewer
-        than two elements. All vectors must be on the same GPU. Waits for that GPU, if possible once
-        for all vectors."""
+        """Returns, for each vector, the largest increase from one element to the next; 0 if it has
+        fewer than two elements. All vectors must be on the same GPU. Waits for that GPU, if
+        possible once for all vectors."""
         steps = (np.diff(self.as_numpy(vector).astype(np.int64)) for vector in vectors)
         return [max(0, int(step.max(initial=0))) for step in steps]
 
@@ -230,7 +230,7 @@ class HostMemory:
         strides_bytes: tuple[int, ...] | None = None,
         owner: Any = None,
     ) -> None:
-        """Without strides the array is dense."""
+        """If no strides are given, the array is dense."""
         self._owner = owner
         self.__array_interface__ = {
             "version": 3,
@@ -264,7 +264,7 @@ def in_elements(
 
 @lru_cache(maxsize=1024)
 def contiguous_strides(shape: tuple[int, ...]) -> tuple[int, ...]:
-    """Row-major strides of ``shape``, in elements."""
+    """Returns the row-major strides of ``shape``, in elements."""
     strides, step = [], 1
     for size in reversed(shape):
         strides.append(step)

@@ -54,7 +54,7 @@ class DeviceArray:
 
     @classmethod
     def empty(cls, shape: tuple[int, ...], dtype: np.dtype, ordinal: int = 0) -> DeviceArray:
-        """Uninitialised memory. Raises LaunchError when the GPU has too little."""
+        """Allocates uninitialised memory. Raises LaunchError when the GPU has too little memory."""
         address = ctypes.c_uint64()
         size = max(1, math.prod(shape) * dtype.itemsize)
         with driver.current_gpu(ordinal):
