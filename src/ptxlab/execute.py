@@ -97,7 +97,8 @@ def emulate(
 
 @dataclass
 class _Run:
-    """A launch that is being run: what its waves share, and what the next one continues."""
+    """A launch that is being run: the state that its waves share, and the state that passes from
+    one wave to the next."""
 
     translated: Translated
     launch: Launch
@@ -116,7 +117,7 @@ class _Run:
         self.thread_counts = [0] * len(self.translated.block_mnemonics)
 
     def all_waves(self, step: int) -> EmulationResult:
-        """Runs all CTAs, ``step`` of them together."""
+        """Runs all CTAs, in waves of ``step`` CTAs."""
         for observer in self.observers:
             observer.begin(self.launch)
         for first in range(0, self.launch.cta_count, step):

@@ -1,4 +1,4 @@
-"""Kernels that compute the gradients of the float tensors that a score function reads.
+"""Computes, with kernels, the gradients of the float tensors that a score function reads.
 
 For one read of a tensor, a kernel sums the contributions of all score elements that share a
 coordinate: the same query, the same key, the same distance between query and key, or the same query

@@ -1,4 +1,4 @@
-"""Gradients of the float tensors that a score function reads.
+"""Computes the gradients of the float tensors that a score function reads.
 
 The gradient of one value of such a tensor is a sum over all score elements that read this value.
 Each element contributes dS = P (dP - D), times the derivative of the new score with respect to the

@@ -1,4 +1,4 @@
-"""Fallbacks to PyTorch: a warning once for each reason, and a count."""
+"""Warns of fallbacks to PyTorch, once for each reason, and counts them."""
 
 from __future__ import annotations
 

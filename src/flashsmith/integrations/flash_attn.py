@@ -1,5 +1,5 @@
-"""flash_attn_func, flash_attn_varlen_func and flash_attn_with_kvcache: attention() and
-attention_with_cache() under FlashAttention's argument names."""
+"""flash_attn_func, flash_attn_varlen_func and flash_attn_with_kvcache, which call attention() and
+attention_with_cache(), but take FlashAttention's argument names."""
 
 from __future__ import annotations
 
@@ -387,8 +387,8 @@ def flash_attn_with_kvcache(
             columns, v_cache and v its values; v_cache and k_cache are views of the same rows. The
             default of softmax_scale is then 1/sqrt(d + d_v).
         alibi_slopes: as for flash_attn_func().
-        attention_chunk: if not 0, a query sees only the keys of its own chunk of this size. Each
-            size needs its own kernel.
+        attention_chunk: if not 0, a query sees only the keys of its own chunk of this many keys.
+            Each size needs its own kernel.
         cache_batch_idx, cache_leftpad, q_descale, k_descale, v_descale, scheduler_metadata,
             sm_margin: must be left at their defaults.
 

@@ -1,4 +1,4 @@
-"""flashsmith in torch.nn.attention's registry of flash implementations.
+"""Registers flashsmith in torch.nn.attention's registry of flash implementations.
 
 flashsmith then serves PyTorch's own calls to flash attention, including calls by
 torch.nn.MultiheadAttention and varlen_attn.

@@ -1,4 +1,4 @@
-"""The gradients of JAX arrays that a score function reads; PyTorch computes them."""
+"""Lets PyTorch compute the gradients of JAX arrays that a score function reads."""
 
 from __future__ import annotations
 

@@ -31,8 +31,8 @@ _WRITE = ("k", "v", "k_cache", "v_cache", "slot_mapping", *SCALES)
 
 class Launch(NamedTuple):
     """A launch for tensors of one layout. ``run_at`` takes addresses and returns whether it has
-    launched; see CachedCall. ``options`` are the options of the call that was prepared; the caller
-    compares them with its own before a launch."""
+    launched; see CachedCall. ``options`` are the options of the call that was prepared; before a
+    launch, the caller compares them with the options of the new call."""
 
     options: Any
     has_layout: Callable[..., bool]

@@ -1,4 +1,4 @@
-"""attention() with score and mask functions as PyTorch custom ops.
+"""Defines PyTorch custom ops for attention() with score and mask functions.
 
 An op takes a program as a string, and the tensors and numbers that its functions capture as
 arguments. ``flashsmith::attention_of_program`` returns the output, its log-sum-exp, and the row

@@ -1,4 +1,4 @@
-"""attention_with_cache() as PyTorch custom ops.
+"""Defines PyTorch custom ops for attention_with_cache() and write_slots().
 
 The ops are opaque to PyTorch's tracers; fake kernels compute their output shapes.
 ``flashsmith::attention_with_cache`` only reads the caches.

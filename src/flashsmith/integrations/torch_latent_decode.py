@@ -1,4 +1,4 @@
-"""attention_with_cache() over a latent cache as PyTorch custom ops, like the ops of
+"""Defines PyTorch custom ops for attention_with_cache() over a latent cache, similar to the ops of
 torch_decode."""
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""attention() and its gradients as PyTorch custom ops.
+"""Defines PyTorch custom ops for attention() and its gradients.
 
 The ops are opaque to PyTorch's tracers; fake kernels compute their output shapes.
 ``flashsmith::attention`` returns the output. ``flashsmith::attention_with_statistics`` also returns
@@ -44,8 +44,7 @@ from flashsmith.semantics.signature import ATTENTION
 SHARED = ATTENTION.in_schema("causal window softcap scale max_seqlen_q max_seqlen_k config emulate")
 _PACKING = ATTENTION.in_schema("sinks cu_seqlens_q cu_seqlens_k")
 _ARGUMENTS = f"Tensor q, Tensor k, Tensor v, {_PACKING}, *, {SHARED}, {ATTENTION.in_schema('bits')}"
-# Options of the backward pass that follows. The kernel of the backward pass is found or built
-# together with that of the forward pass.
+# Options of the backward pass that follows. The kernels of both passes are found or built together.
 FOLLOWING = (
     "bool with_backward=False, str? backward_config=None, bool deterministic=False, bool[] needs=[]"
 )
@@ -214,7 +213,7 @@ def _apply_by_dispatcher(function: Any, *arguments: Any) -> Any:
     """Calls function.apply() within an op.
 
     Within an op, the dispatcher goes through torch.func's transforms one by one, and each transform
-    needs its own autograd function.
+    needs a separate autograd function.
     """
     with enable_single_level_autograd_function():
         return _of_one_level(function).apply(*arguments)

@@ -82,7 +82,7 @@ def without_torchscript(function: F) -> F:
         f"flashsmith.{function.__name__}() launches its kernels from Python, which TorchScript "
         "cannot run; use torch.compile or torch.export, or call PyTorch's function there"
     )
-    # This attribute is how PyTorch marks its own functions that TorchScript does not support.
+    # By this attribute PyTorch marks those of its functions that TorchScript does not support.
     setattr(function, "__script_unsupported", refusal)
     return function
 

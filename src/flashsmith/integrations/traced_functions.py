@@ -261,8 +261,8 @@ def _described(root: Any) -> Any:
 
 def _is_made_here(root: Any) -> bool:
     """Whether a function is defined by the code that is being compiled. The compiler has no closure
-    of such a function, and cannot pass it to Python. Nor can it pass a partial that has tensors as
-    keywords."""
+    of such a function, and cannot pass the function to Python. It cannot pass a partial that has
+    tensors as keywords either."""
     if type(root) is tuple:
         return any(_is_made_here(it) for it in root)
     if isinstance(root, partial):

@@ -1,4 +1,4 @@
-"""attn_implementation="flashsmith" for Hugging Face transformers.
+"""Makes attn_implementation="flashsmith" available in Hugging Face transformers.
 
     import flashsmith.integrations.transformers as flashsmith_transformers
 
@@ -225,7 +225,7 @@ def flashsmith_attention_forward(
     the output, (batch, length, heads, d), and None in place of the attention weights.
 
     Raises:
-        ArgumentError: the layer's attention cannot be computed here, nor by PyTorch's function.
+        ArgumentError: neither flashsmith nor PyTorch's function can compute the layer's attention.
     """
     _check_keywords(module, keywords)
     if cache is not None:  # in transformers 5.23 the attention function updates the cache

@@ -1,4 +1,5 @@
-"""The ``bits`` option for transformers' models, and errors for calls without canonical bits.
+"""Stores the option ``bits`` for transformers' models, and raises the errors for calls that cannot
+have canonical bits.
 
 The canonical bits of a row depend on where the row's sequence begins. A rolling cache drops the
 keys before a window, so the number of dropped keys must be known.

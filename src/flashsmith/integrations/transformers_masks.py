@@ -1,4 +1,5 @@
-"""The masks of transformers' models, each in the smallest form that describes the hidden keys.
+"""Makes the masks of transformers' models, each in the smallest form that describes which keys are
+hidden.
 
 transformers builds a mask once per forward pass, and every layer reads it. A layer's attributes
 (is_causal, sliding_window) may be wrong or missing. Only the mask function knows which mask was

@@ -1,5 +1,5 @@
-"""What transformers declares about a model's classes: how they use masks, and whether they may run
-on attention implementations other than eager."""
+"""Finds out what transformers declares about a model's classes: how the classes use masks, and
+whether they may run on attention implementations other than eager."""
 
 from __future__ import annotations
 

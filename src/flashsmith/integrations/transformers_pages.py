@@ -1,4 +1,4 @@
-"""The paged cache of transformers' continuous batching, read and appended to in place.
+"""Reads the paged cache of transformers' continuous batching, and appends to it, in place.
 
 The code that calls the cache's update() depends on the version of transformers. In transformers
 5.23 it is the attention function, which gets the cache as an argument. From 5.24 on it is the
@@ -199,8 +199,7 @@ def _pages_of(cache: Any, key: Any, layer_idx: int, lengths: dict[str, Any]) -> 
                 "load the model in one of them, or set max_blocks_per_request=0 in the "
                 "ContinuousBatchingConfig"
             )
-        # Sequences that are only there to pad the batch have the length -1, so that nothing is
-        # appended to them.
+        # Sequences that only pad the batch get the length -1, so that nothing is appended to them.
         lens = starts.diff().to(torch.int32) - 1
         table = tables[allocator.index].div(stride // page, rounding_mode="floor")
         return Pages(k_cache, v_cache, table, lens, None)

@@ -32,8 +32,8 @@ def sequences_of(
     are computed.
 
     Raises:
-        ArgumentError: the cumulative lengths of q or of k are missing, and those of the other do
-            not fit.
+        ArgumentError: the cumulative lengths are given for only one of q and k, and do not fit the
+        other.
     """
     starts_q, starts_k = starts
     longest_q, longest_k = longest

@@ -6,9 +6,9 @@ tensors of a RepeatableFramework have a signature; all others run all checks. A 
 checks is never cached.
 
 Reading, hashing and comparing a signature would take half of a call's time, and binding its
-keywords another tenth. A *repeated call* needs neither, because it is looked up by the arguments
-exactly as the caller passes them. One function of the framework compares all tensors, and most
-options are the same objects as in the earlier call.
+keywords another tenth. A *repeated call* needs none of this, because it is looked up by the
+arguments exactly as the caller passes them. One function of the framework compares all tensors, and
+most options are the same objects as in the earlier call.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Attention over a KV cache with a named or chosen kernel, on a GPU or in the emulator."""
+"""Computes attention over a KV cache with a named or chosen kernel, on a GPU or in the emulator."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The CUDA driver calls made before any kernel library is loaded: GPUs and their memory.
+"""Calls the CUDA driver for GPUs and their memory, without any kernel library.
 
 The calls go through ctypes, so they need neither PyTorch nor a compiled library.
 """

@@ -75,7 +75,7 @@ class FallbackKernels:
         is_as_fast: Callable[[KernelConfig], bool] = lambda other: False,
     ) -> LoadedKernel:
         """Returns the kernel ``wanted``, built now if necessary and allowed; otherwise another,
-        built kernel. If kernels are installed and one of them ``is_as_fast``, nothing is built.
+        built kernel. If an installed kernel ``is_as_fast``, nothing is built.
 
         ``pick`` chooses among the built configs of all families that serve the request. Each pair
         of kernels is logged once, as a warning unless the substitute is as fast.

@@ -202,7 +202,7 @@ def forward(
     built is built first.
 
     Args:
-        cfg: the kernel; its dtype must be that of the tensors, and its d_head at least their d.
+        cfg: the kernel; its dtype must be the tensors' dtype, and its d_head at least their d.
         o: the tensor to write the output to, of q's shape (with v's d) and dtype; None allocates
             it.
         q, k, v, causal, window, softcap, scale, sinks, cu_seqlens_q, cu_seqlens_k, max_seqlen_q,

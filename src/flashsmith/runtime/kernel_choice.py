@@ -28,10 +28,10 @@ DEFAULT_EMULATED_ARCH = 80
 
 
 # A function that chooses the config for a problem on a device; called only for new call signatures,
-# and perhaps several times for one of them.
-# The third argument names a family if only that family's kernels can read the tensors' layout. When
-# no kernel may be built, ``among`` is the tuple of built configs. The chooser then takes the first
-# of these whose predicted time exceeds the fastest one's by at most the share ``tolerance``.
+# and perhaps several times for one signature. The third argument names a family if only that
+# family's kernels can read the tensors' layout. When no kernel may be built, ``among`` is the tuple
+# of built configs. The chooser then takes the first of these whose predicted time exceeds the
+# fastest one's by at most the share ``tolerance``.
 Chooser = Callable[..., KernelConfig]
 
 

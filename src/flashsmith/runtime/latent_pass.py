@@ -1,4 +1,5 @@
-"""Attention over a latent cache with a named or chosen kernel, on a GPU or in the emulator."""
+"""Computes attention over a latent cache with a named or chosen kernel, on a GPU or in the
+emulator."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Packed sequences: their offsets and maximum lengths, and the key ranges of partial attention."""
+"""Checks the offsets and maximum lengths of packed sequences, and the key ranges of partial
+attention."""
 
 from __future__ import annotations
 

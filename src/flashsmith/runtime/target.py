@@ -1,4 +1,4 @@
-"""The target device of a command: a GPU of this machine, or a known GPU in the emulator."""
+"""Chooses the target device of a command: a GPU of this machine, or a known GPU in the emulator."""
 
 from __future__ import annotations
 

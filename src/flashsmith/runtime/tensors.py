@@ -1,4 +1,4 @@
-"""Views of any framework's tensors, and an exact test of whether two tensors share memory."""
+"""Makes views of any framework's tensors, and tests exactly whether two tensors share memory."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ def check_beside(view: TensorView, first: TensorView) -> None:
 
 
 def check_memory(view: TensorView) -> None:
-    """Raises ArgumentError when a tensor has elements but no memory for them."""
+    """Raises ArgumentError when a tensor has elements, but no memory that holds the elements."""
     if view.address == 0 and 0 not in view.shape:
         raise ArgumentError(
             f"{view.name}: has no memory (a fake tensor, or one whose storage was freed); give a "

@@ -1,4 +1,4 @@
-"""CUDA C++ for semantics: the mask and score functions that a library's kernels call."""
+"""Generates CUDA C++ for semantics: the mask and score functions that a library's kernels call."""
 
 from __future__ import annotations
 

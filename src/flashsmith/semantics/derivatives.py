@@ -1,4 +1,4 @@
-"""Derivatives of typed expressions, and powers."""
+"""Derives typed expressions, and builds powers of them."""
 
 from __future__ import annotations
 

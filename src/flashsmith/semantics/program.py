@@ -54,8 +54,8 @@ class Program(str):
     """A score function and a mask function, as expressions.
 
     A Program is a str: its name, which is 'program_' and 12 hexadecimal digits of the hash of its
-    text. Equal functions have equal names, whatever their captured variables are called. Use
-    program_of() to make one.
+    text. Equal functions have equal names, even if their captured variables are named differently.
+    Use program_of() to make one.
 
     score: the score that enters the softmax, an expression of SCORE (scaled, in natural units), the
         INDICES, numbers and reads; None leaves scores as they are.
@@ -149,8 +149,8 @@ def program_of(score: Typed | None, mask: Typed | None, own_slope: Typed | None 
     names.
 
     Raises:
-        ArgumentError: there is neither function, or the program has too many tensors, numbers,
-        dimensions or parts.
+        ArgumentError: there is neither a score nor a mask, or the program has too many tensors,
+        numbers, dimensions or parts.
     """
     roots = _roots(score, mask)
     if own_slope is not None:

@@ -1,4 +1,5 @@
-"""CUDA C++ for programs: the struct Program that a library's kernels call for each score."""
+"""Generates CUDA C++ for programs: the struct Program, whose functions a library's kernels call for
+each score."""
 
 from __future__ import annotations
 

@@ -100,7 +100,7 @@ _ARGUMENTS = (
     Argument("k_scale", _SCALES, op="Tensor?"),
     Argument("v_scale", _SCALES, op="Tensor?"),
     Argument("split", "str", "invariant", "str"),
-    # What the bits of a row may depend on.
+    # These decide what the bits of a row may depend on.
     Argument("bits", "str | None", None, "str?"),
     # For gradients.
     Argument("dlse", _TENSOR, op="Tensor?"),
@@ -241,8 +241,7 @@ others_of = _some(name for name in ForwardOptions._fields if not ARGUMENTS[name]
 
 
 class MaskLimits(NamedTuple):
-    """A value of Semantics.mask, and the number of keys before and after its own that a row may
-    see."""
+    """A value of Semantics.mask, and how many keys before and after its own key a row may see."""
 
     kind: str
     left: int
@@ -293,7 +292,7 @@ def check_bits(bits: Any, default: str | None) -> str:
 
 def check_mask(causal: Any, window: Any) -> MaskLimits:
     """Returns the mask that the two arguments request together. If ``causal`` is set, a row sees no
-    keys after its own, whatever the window's right limit is.
+    keys after its own, for any right limit of the window.
 
     Raises ArgumentError unless causal is a bool and window a pair of None or whole numbers from 0.
     """

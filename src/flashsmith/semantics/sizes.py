@@ -1,4 +1,4 @@
-"""Sizes: the part of a Problem that an operation uses. It is a protocol, which avoids an import
+"""Sizes: the part of a Problem that an operation uses. Sizes is a protocol, which avoids an import
 cycle."""
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""CUDA C++ for typed expressions: statements that define subexpressions, and an expression for the
-value."""
+"""Generates CUDA C++ for typed expressions: statements that define subexpressions, and an
+expression for the value."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The canonical text of typed expressions, which can be parsed."""
+"""Writes typed expressions as canonical text, and parses this text."""
 
 from __future__ import annotations
 

@@ -83,7 +83,7 @@ def rows_are_of_the_call(
 
     The BlockMask has the lengths ``own``, and ``n_blocks`` blocks of ``rows`` rows.
 
-    Raises ArgumentError for a BlockMask that fits neither.
+    Raises ArgumentError if a BlockMask's rows can be neither.
     """
     if -(-own[0] // rows) != n_blocks:
         raise ArgumentError(

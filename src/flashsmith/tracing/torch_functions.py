@@ -1,4 +1,4 @@
-"""PyTorch's and NumPy's elementwise functions, as typed expressions.
+"""The elementwise functions of PyTorch and NumPy, for typed expressions.
 
 Each function takes and returns expressions, Python numbers, or other options of the original.
 """

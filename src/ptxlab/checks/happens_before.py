@@ -1,4 +1,4 @@
-"""The happens-before order of an emulated launch: vector clocks per thread.
+"""Tracks the happens-before order of an emulated launch, by vector clocks per thread.
 
 This is the part of PTX's causality order that synchronisation creates. A thread is *ordered after*
 an actor up to clock c if everything that the actor did until c happens before the thread's next

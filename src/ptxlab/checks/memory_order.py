@@ -1,4 +1,5 @@
-"""Release and acquire: the order between threads of any CTAs that words of global memory create."""
+"""Release and acquire: tracks the order between threads of any CTAs that is created by words of
+global memory."""
 
 from __future__ import annotations
 

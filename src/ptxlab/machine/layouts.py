@@ -1,4 +1,5 @@
-"""The addresses of 16-byte pieces in shared memory: swizzles, and the matrix descriptors of wgmma.
+"""Computes the addresses of 16-byte pieces in shared memory, from swizzles and the matrix
+descriptors of wgmma.
 
 An operand of wgmma has ``rows`` x 16 elements of 2 bytes each; k is the dimension of size 16. A
 piece holds 8 elements: in a K-major operand 8 consecutive k of one row, in an MN-major operand 8

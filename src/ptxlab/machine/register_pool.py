@@ -1,4 +1,4 @@
-"""setmaxnreg: how many registers each warp of a CTA holds."""
+"""Executes setmaxnreg, and tracks how many registers each warp of a CTA holds."""
 
 from __future__ import annotations
 

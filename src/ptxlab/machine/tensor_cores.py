@@ -1,4 +1,4 @@
-"""The sums of products that tensor cores compute, exact to the last bit.
+"""Computes the sums of products of tensor cores, exact to the last bit.
 
 mma.sync and wgmma run in steps. A step adds up to ``depth`` products of elements to the
 accumulator. The products are exact. All terms are aligned to the largest exponent among them, and

@@ -1,9 +1,10 @@
 """wgmma: matrix products that run asynchronously from the threads.
 
-From the issue to the wait, accumulator registers hold ``InFlight`` objects. An access to them
-during this time is reported, and a read returns NaN. Operands in shared memory are read at the
-wait, the latest time at which hardware may read them. A random schedule sometimes reads them at the
-issue. Consecutive wgmma with the same accumulator registers are computed as one matrix product.
+From the issue to the wait, accumulator registers hold ``InFlight`` objects. An access to these
+registers during this time is reported, and a read returns NaN. Operands in shared memory are read
+at the wait, the latest time at which hardware may read them. A random schedule sometimes reads them
+at the issue. Consecutive wgmma with the same accumulator registers are computed as one matrix
+product.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The memory accesses of a wave: loads, stores, atomics, matrices, asynchronous copies.
+"""Executes the memory accesses of a wave: loads, stores, atomics, matrices, asynchronous copies.
 
 They also notify observers. Code that is translated without observers never calls ``see``.
 """
@@ -236,8 +236,8 @@ class WaveMemory:
     ) -> list[np.ndarray]:
         """Executes atom.add of fp32 vectors; returns the old elements.
 
-        The addition is atomic for each element, not for the whole vector, so each element has its
-        own order of sums.
+        The addition is atomic for each element, not for the whole vector, so the order of sums may
+        differ between elements.
         """
         # This checks the bounds and the alignment of the whole vector.
         self.load(group, space, addresses, 4 * len(values), mask)

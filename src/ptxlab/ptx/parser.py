@@ -1,8 +1,8 @@
 """Parses PTX text to a syntax tree.
 
 The parser handles only structure; the translator gives opcodes their meaning. Registers and labels
-that inline assembly declares in a ``{ ... }`` scope of its own are renamed, so that every name is
-unique in its entry.
+that inline assembly declares within ``{ ... }`` are renamed, so that every name is unique in its
+entry.
 """
 
 from __future__ import annotations

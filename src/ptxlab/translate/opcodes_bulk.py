@@ -1,4 +1,4 @@
-"""All forms of cp.async.bulk."""
+"""Translates all forms of cp.async.bulk."""
 
 from __future__ import annotations
 

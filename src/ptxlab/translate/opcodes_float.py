@@ -1,4 +1,4 @@
-"""Floating-point opcodes, and the arithmetic opcodes that also exist for integers."""
+"""Translates floating-point opcodes, and the arithmetic opcodes that also exist for integers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Integer, logical and bit opcodes."""
+"""Translates integer, logical and bit opcodes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""mbarrier and setmaxnreg: instructions for specialised warps."""
+"""Translates mbarrier and setmaxnreg, the instructions for specialised warps."""
 
 from __future__ import annotations
 

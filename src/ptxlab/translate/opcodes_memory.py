@@ -1,4 +1,4 @@
-"""Loads, stores, atomics, fences and hints."""
+"""Translates loads, stores, atomics, fences and hints."""
 
 from __future__ import annotations
 

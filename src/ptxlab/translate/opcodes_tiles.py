@@ -1,4 +1,4 @@
-"""Opcodes that move tiles: ldmatrix, stmatrix and asynchronous copies."""
+"""Translates the opcodes that move tiles: ldmatrix, stmatrix and asynchronous copies."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""wmma: products of 16 x 16 matrices, and the loads and stores of their fragments.
+"""Translates wmma: products of 16 x 16 matrices, and the loads and stores of the matrices'
+fragments.
 
 PTX does not define which register holds which element. Here fragments have the layout of mma.sync
 m16n8k16, and two of these instructions compute one wmma. PTX gives some fragments twice as many

@@ -1,4 +1,4 @@
-"""FlashsmithBackend: attention of SGLang's layers over its pool of tokens."""
+"""FlashsmithBackend: computes the attention of SGLang's layers over the engine's pool of tokens."""
 
 from __future__ import annotations
 

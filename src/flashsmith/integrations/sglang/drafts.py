@@ -1,4 +1,5 @@
-"""FlashsmithDraftBackend: attention of a draft model that extends requests by several tokens."""
+"""FlashsmithDraftBackend: computes the attention of a draft model that extends requests by several
+tokens."""
 
 from __future__ import annotations
 

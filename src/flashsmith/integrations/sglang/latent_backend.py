@@ -1,4 +1,4 @@
-"""FlashsmithLatentBackend: multi-head latent attention (MLA) of SGLang's layers."""
+"""FlashsmithLatentBackend: computes the multi-head latent attention (MLA) of SGLang's layers."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class LatentAttention:
 class FlashsmithLatentBackend(FlashsmithBackend):
     """Computes decodes, and chunks after a prefix, by one ``flashsmith.attention_with_cache`` call
     over latent rows. For prompts without a prefix the engine projects keys and values, and
-    ``flashsmith.attention`` computes the attention to them.
+    ``flashsmith.attention`` computes the attention to these keys.
 
     Raises NotImplementedError for unsupported features, when the engine starts.
     """

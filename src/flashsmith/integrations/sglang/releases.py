@@ -1,4 +1,4 @@
-"""The differences between the supported releases of SGLang, 0.5.16 to 0.5.23."""
+"""Hides the differences between the supported releases of SGLang, 0.5.16 to 0.5.23."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A step's lengths and page tables, which are computed on the device from the engine's tensors."""
+"""Computes a step's lengths and page tables, on the device, from the engine's tensors."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ class Step:
     rows: the number of query tokens in the step; further rows of the query tensor are padding.
     longest: an upper bound on the tokens of one request.
     starts: (requests + 1,) int32.
-    lens: (requests,) int32, how many keys each request has, including those of this step.
+    lens: (requests,) int32, how many keys each request has, the keys of this step included.
     table: (requests, most pages) int32.
     window_table and window_slots: the table and the written slots of layers with a window, if these
-        have their own pool.
+    layers have a separate pool.
     """
 
     rows: int

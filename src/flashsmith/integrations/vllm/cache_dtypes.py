@@ -1,4 +1,4 @@
-"""The element types of an engine's caches, which kv_cache_dtype names."""
+"""Resolves kv_cache_dtype, an engine's name for the element type of its caches."""
 
 from __future__ import annotations
 

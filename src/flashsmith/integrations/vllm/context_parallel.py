@@ -1,7 +1,8 @@
-"""Attention over a cache whose keys are distributed over ranks (decode context parallelism).
+"""Computes attention over a cache whose keys are distributed over ranks (decode context
+parallelism).
 
 The cache of a rank has every N-th run of a request's keys, and the layers of a rank have a part of
-the query heads. Each rank attends with the query heads of all ranks to its own part of the keys
+the query heads. With the query heads of all ranks, each rank attends to its own part of the keys
 from before the step. The engine's collective merges the results for these parts, and returns to
 each rank the outputs for the rank's own heads. These outputs are then merged with attention to the
 step's own keys, which every rank has.
@@ -59,8 +60,9 @@ def attend_across_ranks(
     step: StepMetadata,
 ) -> None:
     """Computes attention of a step's queries (tokens, heads, d) to the keys of all ranks. ``impl``
-    is the FlashsmithImpl of the layer; ``scales`` are those of its cache, if it has any. The step's
-    own keys are not read from the cache, so that the keys are exactly the model's, not rounded."""
+    is the FlashsmithImpl of the layer; ``scales`` are the scales of the layer's cache, if it has
+    any. The step's own keys are not read from the cache, so that the keys are exactly the model's,
+    not rounded."""
     if step.local_keys is None:
         impl.attend_directly(query, key, value, output, step)
         return

@@ -9,7 +9,7 @@ import torch
 
 @dataclass
 class StepMetadata:
-    """A step's tensors, all of them the engine's.
+    """A step's tensors, all of which belong to the engine.
 
     num_actual_tokens: the number of rows in the step; further rows of the query tensor are padding.
     max_query_len: an upper bound on the rows of one request.

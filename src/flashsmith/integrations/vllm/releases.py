@@ -1,4 +1,4 @@
-"""The differences between the supported releases of vLLM, 0.26 to 0.33."""
+"""Hides the differences between the supported releases of vLLM, 0.26 to 0.33."""
 
 from __future__ import annotations
 

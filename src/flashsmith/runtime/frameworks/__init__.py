@@ -1,4 +1,4 @@
-"""The framework of a tensor: PyTorch, NumPy, CuPy, JAX, or flashsmith itself."""
+"""Finds the framework of a tensor: PyTorch, NumPy, CuPy, JAX, or flashsmith itself."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""PyTorch's tensors: on a GPU or the host, used on PyTorch's current stream."""
+"""The adapter for PyTorch's tensors, which are on a GPU or the host and are used on PyTorch's
+current stream."""
 
 from __future__ import annotations
 
@@ -204,8 +205,8 @@ class TorchTensors(RepeatableFramework):
 
 
 def no_memory_of_its_own(kind: type) -> str | None:
-    """Returns why tensors of this class are refused, if it is one whose tensors have no memory
-    of their own; None for other classes."""
+    """Returns why tensors of this class are refused, if its tensors have no memory of their own;
+    None for other classes."""
     if kind.__name__ == "DTensor":
         return (
             "is a DTensor, whose memory is that of its local tensors; call within "
