@@ -122,7 +122,8 @@ class RepeatedAttention(torch.autograd.Function):
             results = forward_directly(q, k, v, None, None, None, this)
         ctx.set_materialize_grads(False)
         ctx.this, (o, lse) = this, results[:2]
-        # A returned lse requires grad. Saved detached, it has the same layout in every backward().
+        # A returned lse requires grad. It is saved detached, so that it has the same layout in
+        # every backward().
         ctx.save_for_backward(q, k, v, o, lse.detach() if this.return_lse else lse)
         if this.opts.options.return_row_max:
             ctx.mark_non_differentiable(results[2])

@@ -181,8 +181,8 @@ def check_inputs(q: Any, k: Any, v: Any, *, packed: bool) -> tuple[TensorView, .
         if len(view.shape) != (3 if packed else 4):
             raise _wrong_rank(view, packed)
         _check_same_kind(view, q_view)
-        # Checked before the strides, because an unsupported d makes a contiguous tensor's strides
-        # fail, too.
+        # d is checked before the strides, because an unsupported d makes a contiguous tensor's
+        # strides fail, too.
         _check_d(view, q_view)
         _check_layout(view)
     return views

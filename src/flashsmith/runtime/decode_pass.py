@@ -150,8 +150,8 @@ def _run(
     chosen, kernel = cfg, None
     may_be_another = request.options["split"] == FREE or problem.bits != ""
     if may_be_another and not isinstance(config, KernelConfig):
-        # Another built kernel may serve the call: either the bits are canonical and do not depend
-        # on the kernel, or they may differ from batch to batch anyway.
+        # Another built kernel may serve the call: either the bits are canonical and so do not
+        # depend on the kernel, or the bits may differ from batch to batch anyway.
         kernel = kernel_for(cfg, semantics, request, device, config)
         cfg = kernel.config
     if q.device.kind == "cpu":

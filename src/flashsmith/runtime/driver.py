@@ -27,8 +27,8 @@ _REGISTERS_PER_SM = 82
 _SMEM_PER_BLOCK_OPTIN = 97
 _CTAS_PER_SM = 106
 
-# CUresult codes that mean 'no GPU': the first is from the toolkit's stub library, which has no
-# driver behind it; the second means that there is no device.
+# CUresult codes that mean 'no GPU'. The toolkit's stub library, which has no driver behind it,
+# returns the first; the second means that there is no device.
 _NO_GPU = (34, 100)
 _NO_CONTEXT = 201
 _NOT_READY = 600
@@ -40,7 +40,7 @@ _AT_LEAST = 0  # CU_STREAM_WAIT_VALUE_GEQ
 _LONGEST_STEP = (1 << 31) - 1
 _WORD = (1 << 32) - 1  # the largest 32-bit word
 
-# The oldest driver that runs programs linked with a CUDA major version, by that version.
+# For each CUDA major version, the oldest driver that runs programs linked with that version.
 _OLDEST_DRIVERS = {12: 525, 13: 580}
 _KERNEL_MODULE = Path("/proc/driver/nvidia/version")
 
@@ -184,7 +184,7 @@ def _again(status: int, what: str, ordinal: int, *arguments: int | bytes) -> Non
 
 @cache
 def _function_on_stream(what: str) -> Callable[..., int]:
-    # Declaring the argument types makes a call as fast as 3 us.
+    # With declared argument types a call takes only 3 us.
     library = _load()
     if library is None:
         raise LaunchError(f"{what}: no NVIDIA driver or GPU on this machine")

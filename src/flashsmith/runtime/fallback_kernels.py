@@ -46,7 +46,7 @@ class Asked(Protocol):
     def deterministic(self) -> bool: ...
 
 
-# Picks, from the configs passed to it, the best one for a call.
+# A function that picks, from the configs passed to it, the best one for a call.
 Pick = Callable[[tuple[KernelConfig, ...]], KernelConfig]
 # The kernel that a call wants, the call's problem, whether TMA can copy the call's tensors, and
 # whether the kernel must be deterministic.
@@ -111,7 +111,7 @@ class FallbackKernels:
 
     def _remember(self, call: _Call, other: LoadedKernel, stamp: object, *, as_fast: bool) -> None:
         if self.stamp != stamp or len(self.found) >= MOST_CALLS:
-            # Replaced, not emptied: another thread may be reading it.
+            # The dict is replaced, not emptied, because another thread may be reading the old one.
             self.found, self.as_fast, self.stamp = {}, set(), stamp
         self.found[call] = other
         if as_fast:

@@ -40,7 +40,7 @@ def launch_count() -> Launches:
     because a replay runs no Python.
     """
     counted = Counter[Backend]()
-    # Iterates over a copy, because a thread's first launch adds an entry.
+    # The loop iterates over a copy, because a thread's first launch adds an entry.
     for (_, backend), kernels in [*launched.items()]:
         counted[backend] += kernels
     return Launches(counted["gpu"], counted["emulator"])

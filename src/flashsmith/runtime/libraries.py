@@ -73,7 +73,7 @@ class LibraryCall(Protocol):
     def library_arguments(self) -> tuple[int | float, ...]: ...
 
 
-# Log messages by build stage.
+# The log message for each build stage.
 _REPORTED = {
     "compile": "flashsmith: compiling %s for sm_%d (first use; kept in the cache)",
     "wait": "flashsmith: waiting for another process that compiles %s for sm_%d",

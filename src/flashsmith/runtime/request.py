@@ -263,7 +263,7 @@ def _check_names(
     """Raises ArgumentError unless all names are names of outputs with this presence, optional or
     usual."""
     known = [tensor.name for tensor in operation.outputs if tensor.presence == presence]
-    # ``wanted`` may also name an output that is written in any case.
+    # ``wanted`` may also name an output that is always written.
     allowed = known if argument == "unwanted" else [it.name for it in operation.outputs]
     unknown = sorted(set(names) - set(allowed))
     if unknown:

@@ -92,7 +92,8 @@ def check_packing(
         longest.append(totals[1] if limits[1] is None else limits[1])
     else:
         longest = _longest(offsets, totals, limits, check_contents)
-    # No sequence has more rows than the tensor, so a generous limit does not enlarge the grid.
+    # The limit is cut to the tensor's rows, which no sequence exceeds, so that a generous limit
+    # does not enlarge the grid.
     return Packing(*offsets, batch, *(min(pair) for pair in zip(longest, totals, strict=True)))
 
 

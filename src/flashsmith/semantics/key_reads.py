@@ -78,7 +78,7 @@ def _unclamped(it: Typed) -> Typed | None:
     if it.function in ("minimum", "maximum"):
         return _without_bound(it.arguments)
     if it.function == "where":
-        # A clamp selects a bound or the value that is compared with the bound.
+        # A clamp is a choice between a bound and the value that is compared with the bound.
         condition, *values = it.arguments
         is_clamp = condition.function == "less" and set(condition.arguments) == set(values)
         return _without_bound(values) if is_clamp else None

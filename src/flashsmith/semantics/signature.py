@@ -20,7 +20,7 @@ from flashsmith.printable import quoted
 from flashsmith.semantics.mask import UNLIMITED
 from flashsmith.semantics.sizes import CANONICAL, FREE, window_class
 
-# The kernel takes scale * log2(e) as fp32. For scales outside this range, that product would be
+# Kernels take scale * log2(e) as fp32. For scales outside this range, this product would be
 # infinite or lose bits.
 MIN_SCALE, MAX_SCALE = 2.0**-126, 2.0**127
 # Without a softcap, a logit is the score times the scale, and a base-2 exponent is the difference

@@ -70,7 +70,7 @@ class CudaPrinter:
 
     def _constant(self, it: Typed) -> str:
         (value,) = it.operands
-        # The keys of libraries contain this string, and older keys have '1' for 1.0.
+        # The keys of libraries contain this string, so 1.0 stays '1', as in older keys.
         return str(int(value)) if it.dtype == FLOAT and value in (0, 1) else literal(it)
 
     def _operator(self, it: Typed, parts: list[str]) -> str:

@@ -24,7 +24,8 @@ from flashsmith.tracing.tracer import Traced, traced
 # states of its blocks, its function); BLOCKS_OF_ROWS if its rows are a call's queries over a cache.
 # They are plain tuples, because PyTorch's compiler can make no other kind.
 PARTS, BLOCKS, BLOCKS_OF_ROWS = "parts", "blocks", "blocks of rows"
-# A stand-in for a tensor: (TENSOR, sizes, dtype of PyTorch); every size other than 1 is 2.
+# A stand-in for a tensor: (TENSOR, sizes, PyTorch's dtype), where every size other than 1 is
+# replaced by 2.
 TENSOR = "tensor"
 Root = Any
 Roots = tuple[Root, Root, Root, Root]

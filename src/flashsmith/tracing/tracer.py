@@ -357,7 +357,7 @@ class Tracing:
             name = f"t{len(self._names)}"
             self._names[id(tensor)] = name
             self._sources[name] = tensor if place is None else _At(place)
-            self._sources[f"{name} itself"] = tensor  # keeps the id unique
+            self._sources[f"{name} itself"] = tensor  # so that no other object gets its id
         return self._names[id(tensor)]
 
     # --- operations ---

@@ -91,7 +91,8 @@ class AccessHistory:
         self._weakly_written, self._weakly_read = (
             np.zeros(-(-size // 4) if shared_by_ctas else 0, np.bool_) for _ in range(2)
         )
-        # Allocated at the first read, because outputs are the largest memories and are rarely read.
+        # This is allocated at the first read, because outputs are the largest memories and are
+        # rarely read.
         self._reads: Shadow | None = None
         self._engine_reads: EngineReads | None = None
         # Whether any engine has written. After that, the last writer of a cell may belong to
@@ -194,7 +195,7 @@ class AccessHistory:
         several = (before != ctas) & (before != NO_ACTOR)
         far = np.flatnonzero(several & (before != _SEVERAL))
         if order.reaches_others and far.size:
-            # If this reader is ordered after a recorded reader of another CTA, that record is
+            # If this reader is ordered after a recorded reader of another CTA, the older record is
             # dropped.
             readers = before[far, None] * self._threads + self._tids(
                 threads[far] % self._threads // 32
@@ -323,7 +324,7 @@ class AccessHistory:
             unsure |= (clocks > 0) & (self._reads["cta"][touched.cells] != ctas)
             if party.atomic:
                 unsure &= ~self._reads["atomic"][touched.cells]
-        # Sorted by warp, so that the cells of one thread's access are adjacent.
+        # The cells are sorted by warp, so that the cells of one thread's access are adjacent.
         warps, entries = np.nonzero(unsure.T)
         if not entries.size:
             return

@@ -41,7 +41,7 @@ class Check(Observer):
         """Stores the launch's shape; subclasses extend it."""
         self._threads_per_cta = launch.threads_per_cta
         self._arrays = launch.memory.ranges()
-        self._places = {}  # another kernel has other lines
+        self._places = {}  # lines of one kernel mean nothing in another
 
     def report(
         self, kind: str, site: Site, message: str, threads: np.ndarray, address: int

@@ -178,7 +178,7 @@ class Races(Check):
         touched = self._shared.locate(ctas, event.addresses, event.sizes)
         party = self._party(event.threads, event.clock, event.issued)
         for _ in self._shared.record_write(touched, party):
-            # Two copies that write one cell were already reported when the second was issued.
+            # Two copies that write one cell were already reported when the second copy was issued.
             pass
 
     def mbarrier(self, event: MbarrierEvent) -> None:

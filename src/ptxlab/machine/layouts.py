@@ -28,7 +28,7 @@ PIECE = 16
 _FIELD = 0x3FFF
 _SPANS = (0, 128, 64, 32)
 
-#: Bits of a piece's address that the swizzle changes; the key is the swizzle's line size in bytes.
+#: The bits of a piece's address that a swizzle changes, for each line size of the swizzle in bytes.
 #: The patterns for 128, 64 and 32 bytes repeat every 1024, 512 and 256 bytes.
 _BITS = {0: 0, 32: 0x10, 64: 0x30, 128: 0x70}
 

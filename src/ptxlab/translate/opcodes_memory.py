@@ -238,7 +238,7 @@ def atomic(t: Emitter, i: Instruction) -> None:
     vector = next((m for m in modifiers if m in ("v2", "v4")), "")
     kind = modifiers[-1]
     if kind in _SHORT_SUMS:
-        # noftz keeps subnormals, which the emulator always does.
+        # noftz has no effect, because the emulator always keeps subnormals.
         modifiers = [m for m in modifiers if m != "noftz"]
     no_more(t, i, [m for m in modifiers if m not in (space, operation, vector, kind)])
     function = _ATOMIC.get(operation, "")

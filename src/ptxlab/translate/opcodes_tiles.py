@@ -115,8 +115,8 @@ def _copy(t: Emitter, i: Instruction, modifiers: list[str]) -> None:
     t.emit(f"{of} = {t.address(source)[0]}")
     mask = see(t, "shared", "async_write", to, str(size))
     if t.observed:
-        # The check of the source further restricts the mask that the check of the destination has
-        # left.
+        # The check of the source removes further threads from the mask that the check of the
+        # destination returned.
         read = source_size if source_size != "None" else str(size)
         mask_after = t.temporary()
         t.emit(

@@ -18,7 +18,7 @@ FRAMEWORKS: tuple[type[Framework], ...] = (
 )
 
 _adapters: dict[type[Framework], Framework] = {}
-# Looked up once per type and then cached, because every call needs the framework.
+# The framework of a type is looked up once and then cached, because every call needs it.
 _by_type: dict[type, Framework | None] = {}
 
 

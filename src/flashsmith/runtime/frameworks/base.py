@@ -22,7 +22,8 @@ try:
     _BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
     _FP8 = {name: np.dtype(getattr(ml_dtypes, name)) for name in DTYPES_OF_8BIT}
 except ImportError:
-    # Hub kernels may not require ml_dtypes. Only NumPy and JAX arrays have elements of its types.
+    # Hub kernels may not require ml_dtypes. Only NumPy and JAX arrays have elements of ml_dtypes'
+    # types.
     _BFLOAT16 = np.dtype("V2")
     # No two names may share a dtype.
     _FP8 = {name: np.dtype([(name, "u1")]) for name in DTYPES_OF_8BIT}
@@ -186,7 +187,7 @@ class RepeatableFramework(Framework):
     is_neg() returns whether memory holds the negated values.
     """
 
-    # Only this exact type, because a derived class may behave differently.
+    # Only tensors of exactly this type, because a derived class may behave differently.
     tensor_type: type[Any]
     # A function equivalent to ``current_stream``, possibly faster.
     stream_of: Callable[[int], int]

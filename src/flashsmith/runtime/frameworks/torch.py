@@ -26,7 +26,7 @@ from flashsmith.runtime.frameworks.base import (
 from flashsmith.semantics.cache_format import DTYPES_OF_8BIT
 
 _WITHOUT_NUMPY = ("bfloat16", *DTYPES_OF_8BIT)
-# Twice as fast as a NamedTuple's constructor; every launch creates several.
+# This is twice as fast as a NamedTuple's constructor, and every launch creates several views.
 _new_tuple = tuple.__new__
 
 
@@ -116,7 +116,7 @@ class TorchTensors(RepeatableFramework):
         if poisoned:
             return torch.full(shape, math.nan, dtype=own, device=like.device)
         if dtype is None and shape == like.shape:
-            # Takes half the time of empty().
+            # This call takes half the time of empty().
             return torch.empty_like(like, memory_format=torch.contiguous_format)
         return torch.empty(shape, dtype=own, device=like.device)
 
@@ -197,7 +197,7 @@ class TorchTensors(RepeatableFramework):
             return partial(directly, shape, strides, own)
         current = self._torch._C._cuda_getDevice
 
-        # ``directly`` allocates only on the current device.
+        # The function ``directly`` can allocate only on the current device.
         def allocate_there() -> Any:
             return directly(shape, strides, own) if current() == device.index else allocate()
 
@@ -217,7 +217,8 @@ def no_memory_of_its_own(kind: type) -> str | None:
 
 
 def _cuda_is_initialised() -> bool:
-    # Done only if torch.cuda is already fully imported, because a fork must not import anything.
+    # This is done only if torch.cuda is already fully imported, because a fork must not import
+    # anything.
     is_initialized = getattr(sys.modules.get("torch.cuda"), "is_initialized", None)
     return is_initialized is not None and is_initialized()
 
