@@ -200,8 +200,8 @@ class EngineAccess:
 
 @dataclass(frozen=True, slots=True)
 class EngineLanding:
-    """The data of a write have reached memory. The write was issued to an engine at clock
-    ``issued``."""
+    """The data of a write, which was issued to an engine at clock ``issued``, have reached
+    memory."""
 
     engine: Engine
     issued_at: Site
@@ -214,8 +214,7 @@ class EngineLanding:
 
 @dataclass(frozen=True, slots=True)
 class EngineDone:
-    """The ``threads`` have waited for all work that was issued to an engine up to clock
-    ``issued``."""
+    """The ``threads`` have waited for all work that an engine was given up to clock ``issued``."""
 
     site: Site
     engine: Engine

@@ -6,8 +6,9 @@
         kernels/sm90/                       as in an installed package of kernels
         builder/, runtime/, ptxlab/, ...    a copy of flashsmith that compiles nothing
 
-Nothing in it needs an installed flashsmith. It requires tvm-ffi, NumPy and, for PyTorch's tensors,
-PyTorch. Its bytes depend only on the libraries, on the package and on SOURCE_DATE_EPOCH.
+Nothing in the folder needs an installed flashsmith. The folder requires tvm-ffi, NumPy and, for
+PyTorch's tensors, PyTorch. Its bytes depend only on the libraries, on the package and on
+SOURCE_DATE_EPOCH.
 """
 
 from __future__ import annotations

@@ -61,7 +61,7 @@ class LayerKernels:
         return config
 
     def load(self, most_requests: int, most_tokens: int) -> set[Key]:
-        """Loads each kernel that a step can need, and returns them.
+        """Loads all kernels that a step can need, and returns their keys.
 
         Kernels are built if necessary and allowed. Otherwise another kernel, which is already
         built, serves from now on, as for calls without ``config``. Raises KernelNotBuiltError if

@@ -28,7 +28,8 @@ def from_flashinfer(
 
     FlashInfer appends before it computes attention, so its lengths include the appended keys. For a
     cache of layout NHD, (pages, 2, page, heads, d), k_cache is ``cache[:, 0]`` and v_cache is
-    ``cache[:, 1]``. For HND, (pages, 2, heads, page, d), take the ``transpose(1, 2)`` of both.
+    ``cache[:, 1]``. For HND, (pages, 2, heads, page, d), use ``cache[:, 0].transpose(1, 2)`` and
+    ``cache[:, 1].transpose(1, 2)``.
 
     Args:
         indptr: (batch + 1,) int32: where the pages of each sequence begin in indices.
