@@ -97,7 +97,8 @@ def emulate(
 
 @dataclass
 class _Run:
-    """A launch that is being run: what its waves share, and what the next one continues."""
+    """A launch that is being run: the state that its waves share, and the state that passes from
+    one wave to the next."""
 
     translated: Translated
     launch: Launch
@@ -116,7 +117,7 @@ class _Run:
         self.thread_counts = [0] * len(self.translated.block_mnemonics)
 
     def all_waves(self, step: int) -> EmulationResult:
-        """Runs all CTAs, ``step`` of them together."""
+        """Runs all CTAs, in waves of ``step`` CTAs."""
         for observer in self.observers:
             observer.begin(self.launch)
         for first in range(0, self.launch.cta_count, step):
@@ -207,8 +208,8 @@ def _tensor_core(module: ParsedModule) -> TensorCore:
 
 
 def _ctas_per_wave(launch: Launch, translated: Translated, sm_count: int | None) -> int:
-    """The number of CTAs that run together; they are consecutive in flat order and form whole
-    clusters.
+    """Returns the number of CTAs that run together; they are consecutive in flat order and form
+    whole clusters.
 
     If CTAs wait for each other, this is the number that a GPU with ``sm_count`` SMs can hold.
     """
@@ -259,7 +260,7 @@ def _run_wave(translated: Translated, wave: Wave, random: RandomSchedule | None)
 
 
 def _groups(geometry: Geometry, random: RandomSchedule | None, unit: int) -> list[Group]:
-    """All threads as one group.
+    """Returns all threads as one group.
 
     With a random schedule: several groups, each of whole warps or warpgroups (``unit`` threads).
     """
@@ -275,7 +276,8 @@ def _groups(geometry: Geometry, random: RandomSchedule | None, unit: int) -> lis
 
 
 def _located(translated: Translated, error: Exception) -> EmulatorError:
-    """A copy of the error that also names the PTX line and the source line that caused it."""
+    """Returns a copy of the error that also names the PTX line and the source line that caused
+    it."""
     site: Site | None = None
     trace = error.__traceback__
     file = f"<emulated {translated.entry.name}>"

@@ -5,7 +5,8 @@ Terms that all events use:
 - cta: its flat number in the grid, ``x + grid_x * (y + grid_y * z)``.
 - tid: a thread's flat number within its CTA; 32 consecutive tids are a warp.
 - clock: a count that grows with every event of a launch. Events of one thread are in program order.
-  The order of events of different threads only shows the order in which the emulator ran them.
+  Between events of different threads, clocks only show the order in which the emulator ran the
+  threads.
 - site: the instruction, with its PTX line and CUDA source line.
 """
 
@@ -37,7 +38,7 @@ class Site:
 
     @staticmethod
     def of(instruction: Instruction) -> Site:
-        """The site of a parsed instruction."""
+        """Returns the site of a parsed instruction."""
         location = instruction.location
         caller = ""
         if location is not None and location.inlined_at is not None:
@@ -71,10 +72,10 @@ class MemoryAccess:
       are host addresses.
     - ``sizes``: bytes per thread; an int, or an int64 array if threads differ.
     - ``shape``: ``plain`` is one contiguous range of bytes per thread. ``matrix`` is ldmatrix or
-      stmatrix: each entry is a 16-byte row at the address that this thread gives, and the whole
-      warp uses it. A phase consists of eight rows. For x1 and x2, only the lanes whose addresses
-      are used are listed. ``tile`` is the rows of a bulk copy's box; one thread has issued all of
-      them.
+      stmatrix: each entry is one 16-byte row, at the address that this thread gives; the row's data
+      belong to the whole warp. A phase consists of eight rows. For x1 and x2, only the lanes whose
+      addresses are used are listed. ``tile`` is a bulk copy: the entries are the rows of its box,
+      and one thread has issued all of them.
     - ``ctas``: for each thread, the flat number of the CTA that owns the shared memory; None: the
       thread's own CTA.
     - ``order``, for global memory: ``relaxed`` (also for a volatile access), ``acquire``,
@@ -199,8 +200,8 @@ class EngineAccess:
 
 @dataclass(frozen=True, slots=True)
 class EngineLanding:
-    """The data of a write have reached memory. The write was issued to an engine at clock
-    ``issued``."""
+    """The data of a write, which was issued to an engine at clock ``issued``, have reached
+    memory."""
 
     engine: Engine
     issued_at: Site
@@ -213,8 +214,7 @@ class EngineLanding:
 
 @dataclass(frozen=True, slots=True)
 class EngineDone:
-    """The ``threads`` have waited for all work that was issued to an engine up to clock
-    ``issued``."""
+    """The ``threads`` have waited for all work that an engine was given up to clock ``issued``."""
 
     site: Site
     engine: Engine
@@ -320,14 +320,14 @@ class Clusters:
         return self.cluster[0] * self.cluster[1] * self.cluster[2]
 
     def rank(self, cta: Any) -> Any:
-        """The rank of each CTA (an int or an array) in its cluster."""
+        """Returns the rank of each CTA (an int or an array) in its cluster."""
         if self.size == 1:
             return cta * 0
         (gx, gy, _), (cx, cy, cz) = self.grid, self.cluster
         return cta % gx % cx + cx * (cta // gx % gy % cy + cy * (cta // gx // gy % cz))
 
     def number(self, cta: Any) -> Any:
-        """The flat number of each CTA's cluster."""
+        """Returns the flat number of each CTA's cluster."""
         if self.size == 1:
             return cta
         (gx, gy, _), (cx, cy, cz) = self.grid, self.cluster
@@ -335,7 +335,7 @@ class Clusters:
         return cta % gx // cx + gx // cx * row
 
     def peer(self, cta: Any, rank: Any) -> Any:
-        """The CTA that has this rank in the cluster of ``cta``; both are ints or arrays."""
+        """Returns the CTA that has this rank in the cluster of ``cta``; both are ints or arrays."""
         if self.size == 1:
             return cta + rank * 0
         (gx, gy, _), (cx, cy, cz) = self.grid, self.cluster
@@ -392,7 +392,7 @@ class GlobalMemoryView(ABC):
 
     @abstractmethod
     def ranges(self) -> Sequence[MemoryRange]:
-        """The registered ranges, ordered by address."""
+        """Returns the registered ranges, ordered by address."""
 
 
 class Observer:
@@ -419,52 +419,53 @@ class Observer:
         """Called once before the first instruction."""
 
     def wave(self, first_cta: int, cta_count: int) -> None:
-        """CTAs ``first_cta .. first_cta + cta_count - 1`` start; no other CTA is live."""
+        """Called when CTAs ``first_cta .. first_cta + cta_count - 1`` start; no other CTA is
+        live."""
 
     def memory(self, event: MemoryAccess) -> None:
-        """A load, a store, an atomic, or the issue of an asynchronous copy."""
+        """Called for a load, a store, an atomic, or the issue of an asynchronous copy."""
 
     def async_group(self, event: AsyncGroupEvent) -> None:
-        """A commit or wait of cp.async; it is sent before the landings that the wait causes."""
+        """Called for a commit or wait of cp.async, before the landings that the wait causes."""
 
     def async_landing(self, event: AsyncLanding) -> None:
-        """cp.async data land in shared memory."""
+        """Called when the data of a cp.async land in shared memory."""
 
     def barrier(self, event: BarrierEvent) -> None:
-        """CTA barrier arrival or release."""
+        """Called when threads arrive at a CTA barrier, or the barrier opens."""
 
     def warp_sync(self, event: WarpSync) -> None:
-        """bar.warp.sync."""
+        """Called for bar.warp.sync."""
 
     def engine_access(self, event: EngineAccess) -> None:
-        """A wgmma or bulk copy is issued that will read or write shared memory."""
+        """Called when a wgmma or bulk copy that will read or write shared memory is issued."""
 
     def engine_landing(self, event: EngineLanding) -> None:
-        """The data of a bulk copy have arrived in shared memory."""
+        """Called when the data of a bulk copy have arrived in shared memory."""
 
     def engine_done(self, event: EngineDone) -> None:
-        """wgmma.wait_group, or cp.async.bulk.wait_group."""
+        """Called for wgmma.wait_group, or cp.async.bulk.wait_group."""
 
     def mbarrier(self, event: MbarrierEvent) -> None:
-        """An operation of an mbarrier."""
+        """Called for an operation of an mbarrier."""
 
     def cluster_barrier(self, event: ClusterBarrierEvent) -> None:
-        """barrier.cluster."""
+        """Called for barrier.cluster."""
 
     def proxy_fence(self, event: ProxyFence) -> None:
-        """fence.proxy.async, fence.mbarrier_init."""
+        """Called for fence.proxy.async and fence.mbarrier_init."""
 
     def memory_fence(self, event: MemoryFence) -> None:
-        """fence.acq_rel, fence.sc, membar."""
+        """Called for fence.acq_rel, fence.sc and membar."""
 
     def grid_wait(self, event: GridWait) -> None:
-        """griddepcontrol.wait."""
+        """Called for griddepcontrol.wait."""
 
     def grid_allow(self, event: GridAllow) -> None:
-        """griddepcontrol.launch_dependents."""
+        """Called for griddepcontrol.launch_dependents."""
 
     def misuse(self, event: Misuse) -> None:
-        """An instruction breaks a rule."""
+        """Called when an instruction breaks a rule."""
 
     def end(self) -> None:
         """Called once after the last instruction; not called after an EmulatorError."""

@@ -1,7 +1,7 @@
 """The autograd functions of attention() and its gradients.
 
-If nothing intercepts ops (no dispatch mode, no tensor subclass that dispatches), they call the
-kernels directly, because an op costs some microseconds of host time.
+If nothing intercepts ops (no dispatch mode, no tensor subclass that dispatches), these functions
+call the kernels directly, because an op costs some microseconds of host time.
 """
 
 from __future__ import annotations
@@ -122,7 +122,8 @@ class RepeatedAttention(torch.autograd.Function):
             results = forward_directly(q, k, v, None, None, None, this)
         ctx.set_materialize_grads(False)
         ctx.this, (o, lse) = this, results[:2]
-        # A returned lse requires grad. Saved detached, it has the same layout in every backward().
+        # A returned lse requires grad. It is saved detached, so that it has the same layout in
+        # every backward().
         ctx.save_for_backward(q, k, v, o, lse.detach() if this.return_lse else lse)
         if this.opts.options.return_row_max:
             ctx.mark_non_differentiable(results[2])
@@ -155,7 +156,8 @@ class UnusableAddress(Exception):
 
 
 def _swapped(*tensors: Any) -> tuple[Any, ...]:
-    """The arguments, with dimensions 1 and 2 of every 4-D tensor swapped. None stays None."""
+    """Returns the arguments, with dimensions 1 and 2 of every 4-D tensor swapped. None stays
+    None."""
     return tuple(it.transpose(1, 2) if it is not None and it.dim() == 4 else it for it in tensors)
 
 
@@ -216,7 +218,7 @@ def _gradients(
     opts: OpOptions, needs: tuple[bool, bool, bool, bool], fp32_gradients: bool = False,
     this: SavedCall | None = None,
 ) -> tuple[Any, Any, Any, Any]:  # fmt: skip
-    """dq, dk, dv and dsinks, None where not needed; ``this`` is the forward pass."""
+    """Computes dq, dk, dv and dsinks, each None if not needed; ``this`` is the forward pass."""
     if is_plain(do, q, k, v):
         try:
             return backward_directly(

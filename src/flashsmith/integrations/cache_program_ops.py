@@ -1,4 +1,4 @@
-"""attention_with_cache() with score and mask functions as PyTorch custom ops.
+"""Defines PyTorch custom ops for attention_with_cache() with score and mask functions.
 
 An op takes a program as a string, and the tensors and numbers that its functions capture as
 arguments, as for ``flashsmith::attention_of_program``.

@@ -1,11 +1,11 @@
-"""Kernels that compute the gradients of the float tensors that a score function reads.
+"""Computes, with kernels, the gradients of the float tensors that a score function reads.
 
 For one read of a tensor, a kernel sums the contributions of all score elements that share a
 coordinate: the same query, the same key, the same distance between query and key, or the same query
 and key in several sequences or heads. PyTorch then adds these sums to the gradient at the positions
 that the read's indices give. A factor of the derivative that all summed elements share is applied
-to the sum, so that a function's reads need fewer kernels. Reads with other indices are left to
-captured_gradients.py.
+to the sum, so that a function's reads need fewer kernels. Reads whose indices have another form are
+left to captured_gradients.py.
 """
 
 from __future__ import annotations
@@ -45,7 +45,8 @@ class Coordinates(NamedTuple):
 
 
 def axis_of(node: Typed) -> str | None:
-    """The axis along which a kernel sums the contributions to a read; None if no kernel can."""
+    """Returns the axis along which a kernel sums the contributions to a read; None if no kernel
+    can."""
     indices: tuple[Typed, ...] = node.operands[2:]
     parts = {part for it in indices for part in it.parts()}
     if SCORE in parts:
@@ -79,15 +80,15 @@ ONE = typed_constant(1.0)
 
 
 class Slope(NamedTuple):
-    """The derivative of a score function with respect to a read, as a product: a value that the
-    kernel computes at each element, and a factor that is applied to the sum."""
+    """The derivative of a score function with respect to a read, as a product of two factors: one
+    that the kernel computes at each element, and one that is applied to the sum."""
 
     at_element: Typed
     of_sum: Typed
 
     @classmethod
     def of(cls, score: Typed, node: Typed, axis: str) -> Slope:
-        """The slope for a read that is summed along an axis."""
+        """Splits the derivative of ``score`` with respect to ``node``, summed along an axis."""
         slope = derivative(score, node)
         if axis == "elements":
             is_shared = is_uniform(slope)
@@ -131,14 +132,14 @@ class ScoreSums:
         return all(shape[indices.index(it)] >= length for it, length in longest)
 
     def slope(self, node: Typed, axis: str) -> Slope:
-        """The slope of a read that is summed along an axis."""
+        """Returns the slope of a read that is summed along an axis."""
         score = self.program.program.score
         assert score is not None
         return Slope.of(score, node, axis)
 
     def summed_by(self, slope: Typed) -> BoundProgram:
-        """The program of a kernel that sums the contributions, weighted by ``slope`` at each
-        element."""
+        """Returns the program of a kernel that sums the contributions, weighted by ``slope`` at
+        each element."""
         its = self.program.program
         found = program_of(its.score, its.mask, slope)
         tensors = dict(zip((it.name for it in its.reads), self.program.tensors, strict=True))
@@ -198,7 +199,7 @@ class ScoreSums:
             yield Coordinates(parts, values)
 
     def _by_distance(self, strips: torch.Tensor) -> torch.Tensor:
-        """Adds up strips (heads, strips, 2 TILE), which gives sums (heads, distances). The first
+        """Adds up strips (heads, strips, 2 TILE) to sums (heads, distances). The first
         distance is 1 - longest_q."""
         heads, count, _ = strips.shape
         sums = strips.new_zeros(heads, count + 1, TILE)

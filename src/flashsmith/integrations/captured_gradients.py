@@ -1,12 +1,12 @@
-"""Gradients of the float tensors that a score function reads.
+"""Computes the gradients of the float tensors that a score function reads.
 
-The gradient of one value is a sum over all score elements that read the value. Each element
-contributes dS = P (dP - D), times the derivative of the new score with respect to the read. On a
-GPU, kernels compute these sums if the indices depend on the head, the query, the key or the
-distance; see captured_by_kernels.py. For other indices PyTorch's operations compute dS for blocks
-of rows in fp32 and float64. The order of every summation is fixed, so that the bits repeat:
-dimensions that no index depends on are summed first, and the remaining sums are added by PyTorch's
-deterministic index_put_().
+The gradient of one value of such a tensor is a sum over all score elements that read this value.
+Each element contributes dS = P (dP - D), times the derivative of the new score with respect to the
+value that was read. On a GPU, kernels compute these sums if the indices depend on the head, the
+query, the key or the distance; see captured_by_kernels.py. For other indices PyTorch's operations
+compute dS for blocks of rows in fp32 and float64. The order of every summation is fixed, so that
+the bits repeat: dimensions that no index depends on are summed first, and the remaining sums are
+added by PyTorch's deterministic index_put_().
 """
 
 from __future__ import annotations
@@ -57,8 +57,8 @@ def captured_gradients(
     *,
     emulate: bool = False,
 ) -> list[Any]:
-    """The gradients of the program's tensors, in the tensors' dtypes; None for a tensor that needs
-    no gradient.
+    """Returns the gradients of the program's tensors, in the tensors' dtypes; None for a tensor
+    that needs no gradient.
 
     On the host, PyTorch's operations compute the gradients unless ``emulate`` is set.
     """
@@ -91,7 +91,7 @@ class _Totals:
         self._sums: dict[int, torch.Tensor] = {}
 
     def of(self, place: int) -> torch.Tensor:
-        """The float64 tensor in which the gradient of tensor ``place`` is accumulated."""
+        """Returns the float64 tensor in which the gradient of tensor ``place`` is accumulated."""
         found = self._sums.get(place)
         if found is None:
             found = torch.zeros_like(self.tensors[place], dtype=torch.float64)
@@ -104,7 +104,7 @@ class _Totals:
         return self._sums.setdefault(place, total) is total
 
     def gradient(self, place: int) -> torch.Tensor:
-        """The gradient in the dtype of the program's tensor."""
+        """Returns the gradient in the dtype of the program's tensor."""
         tensor = self.tensors[place]
         found = self._sums.get(place)
         return torch.zeros_like(tensor) if found is None else found.to(tensor.dtype)
@@ -153,8 +153,8 @@ def _deterministic() -> Iterator[None]:
 
 
 class _ScoreBlock(NamedTuple):
-    """dS of a block of rows and all keys of a sequence, (heads, rows, keys), or sums of that dS,
-    with the values that expressions read at these elements."""
+    """dS of a block of rows and all keys of a sequence, (heads, rows, keys), or sums of this dS;
+    and the values and tensors from which expressions are evaluated at the same elements."""
 
     d_scores: torch.Tensor
     values: Mapping[str, Any]
@@ -268,8 +268,8 @@ def _add_parts(total: torch.Tensor, parts: torch.Tensor, block: _ScoreBlock, nod
 
 
 def _wrapped(index: Typed, block: _ScoreBlock, size: int) -> torch.Tensor:
-    """An index with three dimensions, as kernels evaluate it: a negative index counts from the end,
-    and any other index is clamped to the size of the dimension."""
+    """Returns an index with three dimensions, as kernels evaluate it: a negative index counts from
+    the end, and any other index is clamped to the size of the dimension."""
     found = index.evaluate(block.values, block.tensors, torch)
     found = _inside(found, size)
     return found.reshape((1,) * (3 - found.dim()) + tuple(found.shape))

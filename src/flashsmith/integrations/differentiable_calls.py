@@ -1,4 +1,5 @@
-"""attention() under autograd: calls that may have gradients, and their repetition."""
+"""attention() under autograd: runs calls that may have gradients, and lets run_repeated repeat
+them."""
 
 from __future__ import annotations
 
@@ -42,7 +43,7 @@ _apply_repeated = super(torch.autograd.Function, RepeatedAttention).apply
 def differentiable_attention(
     q: Any, k: Any, v: Any, **keywords: Any
 ) -> tuple[Any, Callable[..., None]]:
-    """attention() under autograd; refuses calls that cannot have gradients.
+    """Computes attention() under autograd; refuses calls that cannot have gradients.
 
     It takes the arguments of attention(). Returns the result of attention(), and a function that
     makes run_repeated serve equivalent calls.
@@ -128,7 +129,7 @@ def remember_swapped(
 
 
 def _cached_forward(tensors: tuple[Any, ...], this: SavedCall) -> CachedCall | None:
-    """The cached call of the forward pass that has just run on q, k and v."""
+    """Returns the cached call of the forward pass that has just run on q, k and v."""
     q, k, v = tensors
     with torch.no_grad():  # the mode within an autograd function
         signature = attention_call(*forward_arguments(q, k, v, None, None, None, this.opts))
@@ -136,7 +137,7 @@ def _cached_forward(tensors: tuple[Any, ...], this: SavedCall) -> CachedCall | N
 
 
 def _run_of(this: SavedCall, follows_pytorch: bool) -> Callable[[tuple[Any, ...]], Any]:
-    """The function that run_repeated calls for a pass with gradients."""
+    """Returns the function that run_repeated calls for a pass with gradients."""
 
     def run(given: tuple[Any, ...]) -> Any:
         if not _grad_enabled() or (
@@ -152,10 +153,10 @@ def _run_of(this: SavedCall, follows_pytorch: bool) -> Callable[[tuple[Any, ...]
 
 
 def _longest(offsets: tuple[Any, Any], limits: tuple[Any, Any]) -> Any:
-    """Upper bounds on the lengths (``limits``). Those that the caller did not give are the greatest
-    lengths, read from the GPU.
+    """Returns upper bounds on the lengths: ``limits``, in which each bound that the caller did not
+    give is replaced by the greatest length, read from the GPU.
 
-    Reading limits synchronizes with the GPU, so it is done once for both passes. The limits are
+    Reading a length synchronizes with the GPU, so this is done once for both passes. The limits are
     returned unchanged if the offsets are on the host or unusable (the checks report that later), or
     if a CUDA graph is being captured.
     """

@@ -1,4 +1,4 @@
-"""Fallbacks to PyTorch: a warning once for each reason, and a count."""
+"""Warns of fallbacks to PyTorch, once for each reason, and counts them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from flashsmith.errors import ArgumentError
 
 
 class FallbackWarning(UserWarning):
-    """PyTorch computed an attention that flashsmith's kernels cannot; the message says why."""
+    """PyTorch computed an attention that flashsmith's kernels cannot compute; the message says
+    why."""
 
 
 class Reason(NamedTuple):
@@ -25,7 +26,7 @@ class Reason(NamedTuple):
         return f"{self.argument}: {self.facts}"
 
     def error(self) -> ArgumentError:
-        """The reason as an error, for callers who want no fallback."""
+        """Makes an error of the reason, for callers who want no fallback."""
         return ArgumentError(f"{self}; strict=False leaves such calls to PyTorch")
 
 
@@ -68,7 +69,8 @@ def _without_numbers(facts: str) -> str:
 
 
 def fallback_count() -> int:
-    """How often this process fell back to PyTorch; calls traced by torch.compile count once."""
+    """Returns how often this process fell back to PyTorch; calls traced by torch.compile count
+    once."""
     return _count
 
 

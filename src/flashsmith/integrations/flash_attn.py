@@ -1,5 +1,5 @@
-"""flash_attn_func, flash_attn_varlen_func and flash_attn_with_kvcache: attention() and
-attention_with_cache() under FlashAttention's argument names."""
+"""flash_attn_func, flash_attn_varlen_func and flash_attn_with_kvcache, which call attention() and
+attention_with_cache(), but take FlashAttention's argument names."""
 
 from __future__ import annotations
 
@@ -248,7 +248,8 @@ def flash_attn_varlen_func(
 def _options(
     causal: bool, window_size: Any, softcap: float, scale: float | None, sinks: Any, bits: Any
 ) -> dict[str, Any]:
-    """The keywords for masks, scores and bits that attention() and attention_with_cache() share."""
+    """Returns the keywords for masks, scores and bits that attention() and attention_with_cache()
+    share."""
     return {
         "causal": causal,
         "window": _window(window_size),
@@ -276,8 +277,8 @@ def _of_used_keys(q: Any, k: Any, v: Any, return_lse: bool, **keywords: Any) -> 
 
 
 def _probs(are_asked_for: bool) -> tuple[None, ...]:
-    """The entry for the probabilities that FlashAttention returns last: (None,) if it is requested,
-    because they are never stored, and otherwise ()."""
+    """Returns the last entry of FlashAttention's results, the probabilities: (None,) if they are
+    requested, because flashsmith never stores them, and otherwise ()."""
     return (None,) if are_asked_for else ()
 
 
@@ -386,8 +387,8 @@ def flash_attn_with_kvcache(
             columns, v_cache and v its values; v_cache and k_cache are views of the same rows. The
             default of softmax_scale is then 1/sqrt(d + d_v).
         alibi_slopes: as for flash_attn_func().
-        attention_chunk: if not 0, a query sees only the keys of its own chunk of this size. Each
-            size needs its own kernel.
+        attention_chunk: if not 0, a query sees only the keys of its own chunk of this many keys.
+            Each size needs its own kernel.
         cache_batch_idx, cache_leftpad, q_descale, k_descale, v_descale, scheduler_metadata,
             sm_margin: must be left at their defaults.
 
@@ -454,8 +455,8 @@ def _check_launch(sm_margin: Any, num_splits: Any) -> None:
 def _latent_tensors(
     q: Any, qv: Any, k_cache: Any, v_cache: Any, k: Any, v: Any
 ) -> tuple[Any, Any, Any, None]:
-    """q, k_cache, k and v of attention_with_cache() for a latent cache, whose rows hold the rotary
-    columns and the values."""
+    """Returns q, k_cache, k and v for a call to attention_with_cache() over a latent cache, whose
+    rows hold both the rotary columns and the values."""
     rows = latent_views.whole_rows(k_cache, v_cache)
     queries = latent_views.joined_rows("q", q, "qv", qv)
     if k is None and v is None:
@@ -476,7 +477,7 @@ _ROTATION = (
 def _check_equal(name: str, given: Any, other_name: str, other: Any, advice: str) -> None:
     """Raises ArgumentError unless ``given`` is None, or holds the same numbers as ``other``.
 
-    Numbers on a GPU are read, which synchronizes with the GPU, unless both are the same object.
+    Unless both are the same object, numbers on a GPU are read, which synchronizes with the GPU.
     """
     if given is None or given is other:
         return
@@ -502,15 +503,15 @@ def _check_equal(name: str, given: Any, other_name: str, other: Any, advice: str
 
 
 def _lengths_between(name: str, offsets: Any) -> Any:
-    """The differences between consecutive offsets. Raises ArgumentError unless ``offsets`` has one
-    dimension."""
+    """Returns the differences between consecutive offsets. Raises ArgumentError unless ``offsets``
+    has one dimension."""
     _shape(name, offsets, 1)
     return offsets[1:] - offsets[:-1]
 
 
 def _lengths(q: Any, k_cache: Any, page_table: Any, cu_seqlens_q: Any, length: int | None) -> Any:
-    """The same length for every sequence, as a tensor of q's framework. If ``length`` is None, it
-    is the length of the whole cache.
+    """Makes a tensor of q's framework that holds the same length for every sequence: ``length``, or
+    the length of the whole cache if ``length`` is None.
 
     Raises ArgumentError if the length does not fit int32, or if the tensors' shapes do not
     determine the cache's length or the number of sequences.
@@ -540,9 +541,9 @@ def _in_words(tensor: Any) -> str:
 
 
 def _alibi(slopes: Array | None) -> dict[str, Any]:
-    """The keywords of attention() for ALiBi.
+    """Returns the keywords of attention() for ALiBi.
 
-    Distances are measured between positions, not between indices.
+    The distances that ALiBi uses are measured between positions, not between indices.
     """
     if slopes is None:
         return {}
@@ -553,14 +554,15 @@ def _alibi(slopes: Array | None) -> dict[str, Any]:
 
 
 def _alibi_over_cache(slopes: Array | None) -> dict[str, Any]:
-    """The keywords of attention_with_cache() for ALiBi. There, indices are already positions."""
+    """Returns the keywords of attention_with_cache() for ALiBi. There, indices are already
+    positions."""
     found = _alibi(slopes)
     found.pop("positions", None)
     return found
 
 
 def _chunks(attention_chunk: Any) -> dict[str, Any]:
-    """The keywords of attention_with_cache() for chunks of positions. There are none if
+    """Returns the keywords of attention_with_cache() for chunks of positions. There are none if
     ``attention_chunk`` is 0 or None."""
     size = 0 if attention_chunk is None else whole_number(attention_chunk)
     if size is None or size < 0:
@@ -588,7 +590,7 @@ def _check_absent(**tensors: Any) -> None:
 
 
 def _window(window_size: Any) -> tuple[int | None, int | None]:
-    """``window_size`` with each -1 replaced by None; both mean no limit.
+    """Returns ``window_size`` with each -1 replaced by None; both mean no limit.
 
     Raises ArgumentError unless it has two entries, each one None, -1 or a whole number from 0.
     """

@@ -1,4 +1,4 @@
-"""Functions with all of FlashAttention's keywords, even the ones that flashsmith's functions lack.
+"""Gives functions all of FlashAttention's keywords, even those that flashsmith does not support.
 
 Code written for FlashAttention often passes all keywords. A value without effect is accepted; for
 any other value, an error names the keyword.
@@ -35,8 +35,8 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
 
 
 def translates(function: F) -> F:
-    """A decorator for functions that only translate their arguments. ``function`` returns a
-    Translated call; its wrapper makes this call and returns the results.
+    """A decorator for functions that only translate their arguments. The wrapper makes the
+    Translated call that ``function`` returns, and returns the results of this call.
 
     Unknown keywords raise ArgumentError, not TypeError. Keywords of FlashAttention are dropped if
     their values have no effect.

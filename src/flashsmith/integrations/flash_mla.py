@@ -10,8 +10,8 @@ from flashsmith.runtime.tensors import Array
 
 
 def get_mla_metadata(*_: Any, **__: Any) -> tuple[None, None]:
-    """(None, None) for FlashMLA's tile_scheduler_metadata and num_splits: kernels here read the
-    lengths themselves and need neither."""
+    """Returns (None, None) in place of FlashMLA's tile_scheduler_metadata and num_splits, which
+    flashsmith's kernels do not need, because they read the lengths themselves."""
     return None, None
 
 

@@ -1,4 +1,4 @@
-"""flashsmith in torch.nn.attention's registry of flash implementations.
+"""Registers flashsmith in torch.nn.attention's registry of flash implementations.
 
 flashsmith then serves PyTorch's own calls to flash attention, including calls by
 torch.nn.MultiheadAttention and varlen_attn.
@@ -321,11 +321,11 @@ class _Activated:
 def _with_fallback(
     operator: str, device: str, ours: Callable[..., Any], bits: str | None
 ) -> Callable[..., Any]:
-    """Returns a kernel that calls ``ours``, and then PyTorch's kernel if ``ours`` raises
-    _LeftToPyTorch.
+    """Returns a kernel that calls ``ours`` and, only if this raises _LeftToPyTorch, PyTorch's
+    kernel.
 
-    With canonical bits it raises an error for such calls, because PyTorch's kernel gives other
-    bits.
+    With canonical bits the kernel raises an error instead of calling PyTorch's kernel, which gives
+    other bits.
     """
     theirs: Any = None
     # PyTorch has no kernel for packed sequences on the host; builds without CUDA have none for
@@ -355,7 +355,8 @@ def _swapped(*tensors: Any) -> tuple[Any, ...]:
 
 
 def _laid_out_like(tensors: tuple[Any, ...], ours: tuple[Any, ...]) -> tuple[Any, ...]:
-    """The tensors ``ours``, with the strides that torch.empty_like would choose for ``tensors``."""
+    """Returns the tensors ``ours``, with the strides that torch.empty_like would choose for
+    ``tensors``."""
     found = []
     for tensor, one in zip(tensors, ours, strict=True):
         strides = torch.empty_like(tensor, device="meta").stride()
@@ -375,8 +376,8 @@ def _limit(size: int | None) -> int | None:
 
 
 def _no_dropout(query: Any) -> tuple[Any, Any, Any]:
-    """The additional results that PyTorch expects from a call without dropout: the seed and the
-    offset of the random numbers, and the debug mask."""
+    """Returns the additional results that PyTorch expects from a call without dropout: the seed and
+    the offset of the random numbers, and the debug mask."""
     state, offset = (
         torch.zeros(shape, dtype=torch.uint64, device=query.device) for shape in ((2,), ())
     )

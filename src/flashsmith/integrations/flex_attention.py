@@ -94,8 +94,8 @@ def _aux_output(statistics: Sequence[Any], *, wants_lse: bool, wants_max: bool) 
 
 
 def _check_tensors(query: Any, key: Any, value: Any, enable_gqa: Any) -> tuple[Any, Any, Any]:
-    """The tensors, with key and value expanded to the batch of query. Raises ArgumentError unless
-    they are (batch, heads, seq, d)."""
+    """Returns the tensors, with key and value expanded to the batch of query. Raises ArgumentError
+    unless they are (batch, heads, seq, d)."""
     tensors = {"query": query, "key": key, "value": value}
     for name, tensor in tensors.items():
         if not isinstance(tensor, torch.Tensor) or tensor.dim() != 4:

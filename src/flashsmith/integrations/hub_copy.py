@@ -50,7 +50,7 @@ def copied_data() -> dict[str, bytes]:
 
 
 def relative_imports(text: str, module: str) -> str:
-    """A module's source text with its imports from flashsmith and ptxlab made relative.
+    """Returns a module's source text with its imports from flashsmith and ptxlab made relative.
 
     Raises ValueError for 'import flashsmith', which has no relative form.
     """
@@ -72,7 +72,8 @@ def relative_imports(text: str, module: str) -> str:
 
 
 def _imports(tree: ast.Module) -> Iterator[str]:
-    """The modules of flashsmith and ptxlab that a module imports, anywhere in its source text."""
+    """Yields the modules of flashsmith and ptxlab that a module imports anywhere in its source
+    text."""
     for node in ast.walk(tree):
         if isinstance(node, ast.ImportFrom) and _is_ours(node):
             for alias in node.names:
@@ -85,7 +86,8 @@ def _is_ours(node: ast.ImportFrom) -> bool:
 
 
 def _in_copy(module: str) -> tuple[str, ...]:
-    """The path of a module in the copy, as names of packages starting at the copy's root."""
+    """Returns the path of a module in the copy, as names of packages starting at the copy's
+    root."""
     package, *names = module.split(".")
     return (*_PACKAGES[package], *names)
 
@@ -102,7 +104,7 @@ def _is_package(module: str) -> bool:
 
 @lru_cache(maxsize=4096)
 def _file_of(module: str) -> Path | None:
-    """The file of a module of flashsmith or ptxlab; None if there is no such module."""
+    """Returns the file of a module of flashsmith or ptxlab; None if there is no such module."""
     path = _SOURCE.joinpath(*module.split("."))
     files = path / "__init__.py", path.with_name(f"{path.name}.py")
     return next((file for file in files if file.is_file()), None)

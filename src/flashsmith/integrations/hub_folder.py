@@ -6,8 +6,9 @@
         kernels/sm90/                       as in an installed package of kernels
         builder/, runtime/, ptxlab/, ...    a copy of flashsmith that compiles nothing
 
-Nothing in it needs an installed flashsmith. It requires tvm-ffi, NumPy and, for PyTorch's tensors,
-PyTorch. Its bytes depend only on the libraries, on the package and on SOURCE_DATE_EPOCH.
+Nothing in the folder needs an installed flashsmith. The folder requires tvm-ffi, NumPy and, for
+PyTorch's tensors, PyTorch. Its bytes depend only on the libraries, on the package and on
+SOURCE_DATE_EPOCH.
 """
 
 from __future__ import annotations
@@ -72,7 +73,7 @@ _MODULES = (
 
 
 def variant_name(manifest: Manifest, cpu: str) -> str:
-    """The hub's name for the variant with a library's versions of tvm-ffi and CUDA, such
+    """Returns the hub's name for the variant with a library's versions of tvm-ffi and CUDA, such
     as 'tvm-ffi01-cu130-x86_64-linux'."""
     tvm_ffi = tvm_ffi_abi(manifest.tvm_ffi_version).replace(".", "")
     cuda = "".join(manifest.nvcc_version.split(".")[:2])
@@ -119,7 +120,7 @@ def _content_hash(files: Mapping[str, bytes]) -> str:
 
 
 def _bundle(text: str, operators: str, manifests: Sequence[Manifest]) -> str:
-    """The source text of the copy's bundle.py, with the values that apply to the copy."""
+    """Returns the source text of the copy's bundle.py, with the values that apply to the copy."""
     sources = {one.family: one.source_hash for one in manifests}
     for before, now in (
         ("VERSION: str | None = None", f"VERSION: str | None = {package_version()!r}"),
@@ -154,7 +155,7 @@ def _metadata(identifier: str, manifests: Sequence[Manifest], files: Mapping[str
 
 
 def _capability(target: str) -> str:
-    """A target's compute capability: '90a' is 9.0a."""
+    """Returns a target's compute capability: '90a' is 9.0a."""
     digits = target.rstrip("af")
     return f"{digits[:-1]}.{digits[-1]}{target[len(digits) :]}"
 

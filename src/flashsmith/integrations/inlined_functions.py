@@ -1,10 +1,10 @@
 """Score and mask functions that PyTorch's compiler traces into its own graph.
 
-The compiler has no Python function for what the compiled code itself defines, but it can call it.
-A call of attention() becomes a node of INLINED, whose graph computes the values of the functions
-and passes them to an op without a kernel, from ``flashsmith::attention_of_inlined`` and its
-siblings. When that node runs, or is traced again, the functions are taken from its graph as a
-program, and the op that takes a program replaces the node.
+The compiler has no Python function for a function that the compiled code itself defines, but can
+call such a function. A call to attention() becomes a node of INLINED, whose graph computes the
+values of the functions and passes them to an op without a kernel, from
+``flashsmith::attention_of_inlined`` and its siblings. When that node runs, or is traced again, the
+functions are taken from its graph as a program, and the op that takes a program replaces the node.
 """
 
 from __future__ import annotations
@@ -35,7 +35,8 @@ except ImportError:  # a version of PyTorch whose compiler does not pass functio
 
 
 class _Inlined(BaseHOP or object):  # type: ignore[misc]
-    """An operator that takes a function, which the compiler replaces by its graph.
+    """An operator that takes a function; the compiler replaces the function by the function's
+    graph.
 
     The compiler accepts only subclasses of BaseHOP. Nothing else is inherited from it: a call runs
     as plain Python, in which tracers see the op that takes a program.
@@ -54,10 +55,11 @@ INLINED = None if BaseHOP is None else _Inlined()
 def inlined_call(
     op: Any, roots: Any, block_sizes: tuple[int, int] | None, positions: str
 ) -> Callable[..., Any] | None:
-    """A function that calls ``op``, which takes a program, with its tensors except ``reads``.
+    """Returns a function that takes the tensors of ``op`` except ``reads``, and calls ``op``, an op
+    that takes a program.
 
     ``roots`` are the roots of a plan: the score function, the bias and two masks. Returns None if
-    the compiler cannot trace them into its graph, or they are not what attention() takes.
+    the compiler cannot trace the roots into its graph, or attention() does not take such roots.
     """
     if INLINED is None or not torch.compiler.is_dynamo_compiling():
         return None
@@ -80,8 +82,8 @@ _BIASES = (torch.float16, torch.bfloat16, torch.float32)
 
 
 def _are_usable(roots: Any) -> bool:
-    """Whether roots have the kinds that attention() takes; an eager call names the one that does
-    not."""
+    """Whether all roots have kinds that attention() takes; an eager call's error names a root that
+    does not."""
     score_mod, bias, *masks = roots
     for tensor, dtypes in ((bias, _BIASES), *((it, (torch.bool,)) for it in masks)):
         if isinstance(tensor, torch.Tensor):
@@ -96,7 +98,8 @@ def _are_usable(roots: Any) -> bool:
 def _values(
     roots: Any, block_sizes: tuple[int, int] | None, positions: str, arguments: Any
 ) -> tuple[Any, Any]:
-    """The new score, and whether the query sees the key; None for what no root changes."""
+    """Returns the new score, and whether the query sees the key; each is None if no root changes
+    it."""
     score_mod, bias, *masks = roots
     score, b, h, q, k, row = arguments
     row = row if positions == "end" else q
@@ -117,7 +120,8 @@ def _values(
 
 
 def _function(root: Any, block_sizes: tuple[int, int] | None = None) -> Any:
-    """A root, or a part of one, as a function; tensors and numbers of a part are unchanged."""
+    """Returns a root, or a part of one, as a function; tensors and numbers of a part are
+    unchanged."""
     if isinstance(root, torch.Tensor):
         return table_function(root)
     if type(root) is not tuple:
@@ -131,7 +135,8 @@ def _function(root: Any, block_sizes: tuple[int, int] | None = None) -> Any:
 
 
 def _as_tensor(value: Any, like: Any) -> Any:
-    """What a function returned as a tensor: a function may return a constant."""
+    """Converts the value that a function returned to a tensor, because a function may return a
+    constant."""
     if isinstance(value, torch.Tensor):
         return value
     return torch.full_like(like, value, dtype=torch.bool if isinstance(value, bool) else like.dtype)
@@ -141,8 +146,9 @@ def _as_tensor(value: Any, like: Any) -> Any:
 
 
 class _Call(NamedTuple):
-    """The call of an op without a kernel, in a graph: the node, the op that replaces it, and the
-    place of ``reads`` among that op's arguments."""
+    """A graph's call to an op without a kernel: the call's node, the op that takes the place of the
+    op without a kernel, and the position of ``reads`` among the arguments of the op in its
+    place."""
 
     node: Any
     op: Any
@@ -150,8 +156,8 @@ class _Call(NamedTuple):
 
 
 class _Parsed(NamedTuple):
-    """A graph: its call; the nodes that depend on a score function's arguments, which do not run;
-    and the functions that these nodes compute, with the nodes that the functions take."""
+    """What a graph contains: its call; the nodes that do not run, because they depend on a score
+    function's arguments; the functions that these nodes compute; and the functions' input nodes."""
 
     call: _Call
     traced: frozenset[Any]
@@ -162,8 +168,8 @@ class _Parsed(NamedTuple):
 
 
 def _parsed(graph: Any) -> _Parsed:
-    """What a graph does. The graph keeps it, because a graph runs in every step of a program that
-    nothing compiles further."""
+    """Parses a graph. The result is stored in the graph, because a program that nothing compiles
+    further runs the graph in every step."""
     kept = vars(graph)
     if _KEPT_AS not in kept:
         kept[_KEPT_AS] = _parse(graph)
@@ -206,7 +212,8 @@ def _parse(graph: Any) -> _Parsed:
 
 
 def _needed(result: Any, traced: list[Any], given: set[Any]) -> list[Any]:
-    """The traced nodes from which ``result`` is computed, in order, without the given ones."""
+    """Returns the traced nodes from which ``result`` is computed, in order, without the given
+    ones."""
     wanted = {result}
     for node in reversed(traced):
         if node in wanted:
@@ -215,8 +222,8 @@ def _needed(result: Any, traced: list[Any], given: set[Any]) -> list[Any]:
 
 
 def _run(graph: Any, operands: tuple[Any, ...]) -> Any:
-    """What the graph returns for these operands, with the op that takes a program in place of its
-    call."""
+    """Runs the graph on these operands, with its call replaced by a call to the op that takes a
+    program."""
     parsed = _parsed(graph)
     values: dict[Any, Any] = {}
     given = iter(operands)
@@ -251,7 +258,7 @@ def _attend(parsed: _Parsed, values: Mapping[Any, Any]) -> Any:
 
 
 def _plan(parsed: _Parsed, captured: tuple[Any, ...], roots: Any) -> GraphPlan:
-    """The plan for what the graph takes now."""
+    """Returns the plan for the values that the graph takes now."""
     described = tuple(map(_stand_in, captured))
     kinds = tuple(it if isinstance(it, tuple) else type(it) for it in described)
     known = parsed.plans.setdefault(kinds, [])
@@ -271,7 +278,7 @@ def _plan(parsed: _Parsed, captured: tuple[Any, ...], roots: Any) -> GraphPlan:
 
 
 def _roots(parsed: _Parsed, captured: Any) -> Any:
-    """The roots of a plan's paths."""
+    """Returns the roots of a plan's paths."""
     score, mask = (
         None if it is None else (PARTS, it, captured) for it in (parsed.score, parsed.mask)
     )
@@ -279,7 +286,7 @@ def _roots(parsed: _Parsed, captured: Any) -> Any:
 
 
 def _stand_in(value: Any) -> Any:
-    """What a plan needs to know of a tensor or a number."""
+    """Replaces a tensor or a number by the properties of it that a plan depends on."""
     if isinstance(value, torch.Tensor):
         return TENSOR, tuple(1 if size == 1 else 2 for size in value.shape), value.dtype
     if isinstance(value, torch.SymInt | torch.SymFloat):
@@ -292,7 +299,7 @@ def _stand_in(value: Any) -> Any:
 
 
 def _fake_arguments(q: Any) -> list[Any]:
-    """Tensors of one element, because the compiler cannot index a tensor by one without
+    """Makes tensors of one element, because the compiler cannot index a tensor by a tensor without
     dimensions."""
     dtypes = torch.float32, *(torch.int32,) * (len(SCORE_ARGUMENTS) - 1)
     return [q.new_empty((1,), dtype=it) for it in dtypes]

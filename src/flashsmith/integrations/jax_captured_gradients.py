@@ -1,4 +1,4 @@
-"""The gradients of JAX arrays that a score function reads; PyTorch computes them."""
+"""Lets PyTorch compute the gradients of JAX arrays that a score function reads."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ def check_can_differentiate() -> None:
 def captured_gradients_of_jax(
     saved: Sequence[Any], options: ForwardOptions, needs: Sequence[bool]
 ) -> list[Any]:
-    """The gradients of the program's arrays, in the arrays' dtypes; None for an array that needs no
-    gradient.
+    """Returns the gradients of the program's arrays, in the arrays' dtypes; None for an array that
+    needs no gradient.
 
     ``saved`` has do, q, k, v, o, lse, dlse, cu_seqlens_q and cu_seqlens_k, each an array or None.
     """
@@ -44,7 +44,7 @@ def captured_gradients_of_jax(
 
 
 def _as_tensor(array: Any) -> Any:
-    """A PyTorch tensor that shares the memory of an array."""
+    """Returns a PyTorch tensor that shares the memory of an array."""
     if array is None:
         return None
     import torch

@@ -1,7 +1,7 @@
 """attention() under jax.grad and jax.vjp: a custom_vjp with kernels for both passes.
 
-Other transformations are refused before JAX calls the custom_vjp: their tracers have no values, or
-they differentiate in forward mode.
+Other transformations are refused before JAX calls the custom_vjp, because their tracers have no
+values, or because they differentiate in forward mode.
 """
 
 from __future__ import annotations
@@ -106,7 +106,8 @@ class _Call(NamedTuple):
     emulate: bool
 
     def _of(self, sinks: Any, reads: Sequence[Any]) -> ForwardOptions:
-        """The call's options, with these sinks and these arrays in place of the original ones."""
+        """Returns the call's options, with these sinks and these arrays in place of the original
+        ones."""
         bound = self.options.program
         bound = None if bound is None else bound._replace(tensors=tuple(reads))
         return self.options._replace(sinks=sinks, program=bound)

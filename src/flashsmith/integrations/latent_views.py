@@ -1,5 +1,5 @@
-"""Rows of a latent cache: FlashAttention 3 takes their rotary columns as K and their other columns
-as V."""
+"""Converts rows of a latent cache, of which FlashAttention 3 takes the rotary columns as K and the
+other columns as V."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from flashsmith.errors import ArgumentError
 
 
 def whole_rows(k_cache: Any, v_cache: Any) -> Any:
-    """A view of the PyTorch tensor whose first columns are v_cache and whose next columns are
-    k_cache; nothing is copied.
+    """Returns a view of the PyTorch tensor whose first columns are v_cache and whose next columns
+    are k_cache; nothing is copied.
 
     Raises ArgumentError unless both are such views.
     """
@@ -36,8 +36,8 @@ def whole_rows(k_cache: Any, v_cache: Any) -> Any:
 
 
 def joined_rows(name: str, rotary: Any, value_name: str, values: Any) -> Any:
-    """Rows as in a latent cache: the columns of ``values``, then the columns of ``rotary``. Copies
-    both.
+    """Makes rows as in a latent cache, by copying: the columns of ``values``, then the columns of
+    ``rotary``.
 
     Raises ArgumentError unless they are PyTorch tensors whose shapes differ only in the columns.
     """

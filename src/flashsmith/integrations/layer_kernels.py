@@ -1,4 +1,4 @@
-"""The kernels that a serving engine can need, found and built before it captures graphs.
+"""Finds and builds the kernels that a serving engine can need, before the engine captures graphs.
 
 A step's sizes are rounded up to powers of two. A layer therefore needs only a few kernels, all of
 which are known when the engine starts.
@@ -49,7 +49,8 @@ class LayerKernels:
     _configs: dict[tuple[int, int], KernelConfig] = field(default_factory=dict)
 
     def config_for(self, requests: int, queries: int) -> KernelConfig:
-        """The config for a step of ``requests`` requests, each of at most ``queries`` tokens."""
+        """Returns the config for a step of ``requests`` requests, each of at most ``queries``
+        tokens."""
         config = self._configs.get((requests, queries))
         if config is None:
             rounded = _power_of_two(requests), _power_of_two(queries)
@@ -60,7 +61,7 @@ class LayerKernels:
         return config
 
     def load(self, most_requests: int, most_tokens: int) -> set[Key]:
-        """Loads each kernel that a step can need, and returns them.
+        """Loads all kernels that a step can need, and returns their keys.
 
         Kernels are built if necessary and allowed. Otherwise another kernel, which is already
         built, serves from now on, as for calls without ``config``. Raises KernelNotBuiltError if
@@ -76,7 +77,8 @@ class LayerKernels:
 
 
 class _Step(NamedTuple):
-    """A step that is known before there are tensors. The engines' tensors suit TMA."""
+    """A step whose sizes are known before its tensors exist. TMA can copy the tensors of all
+    engines."""
 
     problem: Problem
     suits_tma: bool = True
@@ -86,8 +88,8 @@ class _Step(NamedTuple):
 def unserved_head(
     d: int, device: DeviceSpec | None, *, canonical: bool = False, operation: str = DECODE.name
 ) -> str:
-    """Why heads of dimension ``d`` cannot be served on a GPU, or '' if they can. If ``device`` is
-    None, the limits of sm_90 apply, which are the largest.
+    """Returns why heads of dimension ``d`` cannot be served on a GPU, or '' if they can. If
+    ``device`` is None, the limits of sm_90 apply, which are the largest.
 
     ``operation``: 'decode' for attention over caches, 'forward' for attention to a step's own keys.
     """
@@ -122,8 +124,8 @@ def cache_problem(
     bits: str,
     cache: CacheFormat = CacheFormat.PLAIN,
 ) -> Problem:
-    """The problem of a layer whose cache has pages of ``page`` tokens and room for ``keys`` keys
-    per request. ``dtype`` is the framework's dtype of the queries; ``bits`` is as in
+    """Returns the problem of a layer whose cache has pages of ``page`` tokens and room for ``keys``
+    keys per request. ``dtype`` is the framework's dtype of the queries; ``bits`` is as in
     ``attention_with_cache``."""
     semantics = Semantics(mask.kind, softcap > 0, packed=True, uneven=True)
     return Problem(
@@ -143,8 +145,8 @@ def latent_problem(
     keys: int,
     cache: CacheFormat = CacheFormat.PLAIN,
 ) -> Problem:
-    """The problem of a layer over latent rows of d columns, whose first v_width are values. Other
-    arguments are as for ``cache_problem``."""
+    """Returns the problem of a layer over latent rows of d columns, whose first v_width are values.
+    Other arguments are as for ``cache_problem``."""
     return Problem(
         *(1, 1, keys, heads, 1, d, DTYPES[dtype_name(dtype) or ""]),
         Semantics("causal", packed=True, uneven=True),
@@ -166,8 +168,8 @@ def direct_problem(
     bits: str,
     d_v: int = 0,
 ) -> Problem:
-    """The problem of ``attention`` over a step's own keys. ``dtype`` is a framework's, ``bits`` as
-    in ``attention``; values have ``d_v`` columns, 0 stands for d."""
+    """Returns the problem of ``attention`` over a step's own keys. ``dtype`` is a framework's
+    dtype, and ``bits`` is as in ``attention``. Values have ``d_v`` columns; 0 means d."""
     semantics = Semantics(mask.kind, softcap > 0, packed=True, uneven=True)
     return Problem(
         *(1, 1, 1, heads, kv_heads, d, DTYPES[dtype_name(dtype) or ""], semantics, DEFAULT),
@@ -217,8 +219,8 @@ def build_kernels(
 
 
 def merged_sizes(heads: int, d: int) -> tuple[int, int]:
-    """The number and the d of the heads as which ``heads`` heads of d elements are merged: equal
-    pieces of them if no merge kernel is wide enough."""
+    """Returns the number and the d of the heads in a merge of ``heads`` heads of d elements. If no
+    merge kernel is wide enough, the heads are merged in equal pieces."""
     widest = max(it for family in families(MERGE.name) for it in family.knob_values["d_head"])
     most = d // D_STEP
     count = next(it for it in range(1, most + 1) if most % it == 0 and d // it <= widest)
@@ -226,7 +228,7 @@ def merged_sizes(heads: int, d: int) -> tuple[int, int]:
 
 
 def device_of(kind: str, ordinal: int) -> DeviceSpec:
-    """The spec of the GPU, or for host tensors the spec of the GPU that is emulated."""
+    """Returns the spec of the GPU, or for host tensors the spec of the GPU that is emulated."""
     return query_gpu(ordinal) if kind == "cuda" else device_spec(DEFAULT_EMULATED_ARCH)
 
 
@@ -234,7 +236,7 @@ def device_of(kind: str, ordinal: int) -> DeviceSpec:
 def _chosen(
     problem: Problem, split: str, device: DeviceSpec, requests: int, queries: int
 ) -> KernelConfig:
-    """Chooses the config for a step. The result is cached, so that all layers of one kind share one
+    """Chooses the config for a step. The choice is cached, so that all layers of one kind share one
     search."""
     config: KernelConfig = _chooser(problem, split)(_sized(problem, requests, queries), device)
     return config
@@ -272,7 +274,7 @@ def _power_of_two(size: int) -> int:
 
 
 def _powers_to(most: int) -> Iterator[int]:
-    """The powers of two from 1 to the first that is at least ``most``."""
+    """Yields the powers of two from 1 to the first that is at least ``most``."""
     power = 1
     while power < 2 * most:
         yield power

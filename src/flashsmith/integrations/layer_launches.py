@@ -2,8 +2,8 @@
 call.
 
 Layers of one kind differ only in the addresses of their tensors, and an engine's steps differ only
-in their sizes. So a step's first layer of a kind finds or prepares its launches, and the others
-pass addresses. Arguments are checked in full at a kind's first call.
+in their sizes. So the first layer of a kind finds or prepares a step's launches, and the other
+layers of this kind only pass addresses. Arguments are checked in full at a kind's first call.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ _WRITE = ("k", "v", "k_cache", "v_cache", "slot_mapping", *SCALES)
 
 
 class Launch(NamedTuple):
-    """A launch for tensors of one layout. ``run_at`` takes addresses and returns whether it could
-    launch; see CachedCall. ``options`` are the options of the call that was prepared; the caller
-    compares them with its own before a launch."""
+    """A launch for tensors of one layout. ``run_at`` takes addresses and returns whether it has
+    launched; see CachedCall. ``options`` are the options of the call that was prepared; before a
+    launch, the caller compares them with the options of the new call."""
 
     options: Any
     has_layout: Callable[..., bool]

@@ -1,6 +1,6 @@
-"""A model's attention problems, from the config.json that transformers writes for it.
+"""Reads a model's attention problems from the config.json that transformers writes for the model.
 
-`flashsmith build --model` builds kernels for them. This module needs neither PyTorch nor
+`flashsmith build --model` builds kernels for these problems. This module needs neither PyTorch nor
 transformers.
 """
 
@@ -164,7 +164,8 @@ def _attention_of(config: Mapping[str, Any], role: str, notes: list[str]) -> Ite
 
 
 def _window_word(config: Mapping[str, Any]) -> str:
-    """The problem-string word for the sliding-window layers' mask; '' without such layers."""
+    """Returns the problem-string word for the sliding-window layers' mask; '' without such
+    layers."""
     keys = _number(config, ("sliding_window",))
     types = config.get("layer_types")
     if keys is None or config.get("use_sliding_window") is False:
@@ -176,7 +177,8 @@ def _window_word(config: Mapping[str, Any]) -> str:
 
 
 def _number(config: Mapping[str, Any], names: tuple[str, ...]) -> int | None:
-    """The first positive integer among the values of the named fields; None if there is none."""
+    """Returns the first positive integer among the values of the named fields; None if there is
+    none."""
     for name in names:
         value = config.get(name)
         if isinstance(value, int) and not isinstance(value, bool) and value > 0:
@@ -185,8 +187,8 @@ def _number(config: Mapping[str, Any], names: tuple[str, ...]) -> int | None:
 
 
 def _dtype(config: Mapping[str, Any], notes: list[str]) -> str:
-    """The word for a model's dtype. If the config does not give a supported dtype, it is bf16, and
-    a note says so."""
+    """Returns the word for a model's dtype. If the config does not give a supported dtype, the word
+    is bf16's, and a note says so."""
     text = config.get("text_config")
     of_text = text if isinstance(text, Mapping) else {}
     named = next(

@@ -1,4 +1,4 @@
-"""FLOP of attention() and of its gradients, by the arguments of the ops."""
+"""Computes the FLOP of attention() and of its gradients from the arguments of the ops."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from flashsmith.operations.backward import gradients_word, n_columns
 def _scores(
     q: Any, k: Any, cu_q: Any, cu_k: Any, causal: bool, left: int | None, right: int | None
 ) -> float:
-    """The number of scores of one head that are not masked, summed over sequences.
+    """Returns the number of scores of one head that are not masked, summed over sequences.
 
     Causal attention without a window counts half of all scores. Offsets without values (fake and
     meta tensors) count as one sequence.
@@ -40,7 +40,7 @@ def flop(
     causal: bool = False, window_left: int | None = None, window_right: int | None = None,
     **__: Any,
 ) -> int:  # fmt: skip
-    """FLOP of the two GEMMs: 2 * heads * (d + d_v) per score of a head."""
+    """Returns the FLOP of the two GEMMs: 2 * heads * (d + d_v) per score of a head."""
     scores = _scores(q, k, cu_q, cu_k, causal, window_left, window_right)
     return int(2 * q.shape[-2] * (q.shape[-1] + v.shape[-1]) * scores)
 
@@ -49,8 +49,8 @@ def flop_backward(
     do: Any, q: Any, k: Any, v: Any, o: Any, lse: Any, dlse: Any = None, *packing: Any,
     **options: Any,
 ) -> int:  # fmt: skip
-    """FLOP of the backward pass: of all five GEMMs, or only of those that the requested gradients
-    need."""
+    """Returns the FLOP of the backward pass: of all five GEMMs, or only of the GEMMs that the
+    requested gradients need."""
     needed = gradients_word(*options["needs"][:3])
     columns = n_columns(needed, q.shape[-1], v.shape[-1])
     both = q.shape[-1] + v.shape[-1]

@@ -1,5 +1,5 @@
-"""The namespace of the ops, and OpOptions: what both passes need of the arguments of attention(),
-except the tensors."""
+"""Defines the namespace of the ops, and OpOptions: the arguments of attention() that both passes
+need, except the tensors."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class OpOptions(NamedTuple):
     emulate: Any = False
 
     def of_op(self, config: KernelConfig | None) -> dict[str, Any]:
-        """The arguments that the forward and backward ops share, with the given config."""
+        """Returns the arguments that the forward and backward ops share, with the given config."""
         options = {name: getattr(self.options, name) for name in _OF_OPS}
         left, right = check_pair(self.options.window)
         return options | {
@@ -52,7 +52,7 @@ def call_options(
     emulate: bool = False,
     **options: Any,
 ) -> OpOptions:
-    """The OpOptions of a forward op's arguments."""
+    """Returns the OpOptions of a forward op's arguments."""
     forward, backward = (
         None if it is None else parse_kernel_name_into_config(it)
         for it in (config, backward_config)
@@ -64,7 +64,7 @@ def call_options(
 
 
 def call_options_backward(config: str | None = None, **options: Any) -> OpOptions:
-    """The OpOptions of a backward op's arguments; ``config`` is for the backward pass."""
+    """Returns the OpOptions of a backward op's arguments; ``config`` is for the backward pass."""
     backward = None if config is None else parse_kernel_name_into_config(config)
     check_backward_config("config", backward)
     return call_options(**options)._replace(backward_config=backward)

@@ -34,7 +34,7 @@ class Packing:
         return padded[self.rows]
 
     def unpack(self, packed: Any, batch: int, length: int) -> Any:
-        """(total, ...) to (batch, length, ...), with zeros at padding."""
+        """Converts (total, ...) to (batch, length, ...), with zeros at padding."""
         padded = packed.new_zeros((batch, length, *packed.shape[1:]))
         padded[self.rows] = packed
         return padded
@@ -75,7 +75,8 @@ _known: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
 
 
 def packing_of(mask: Any, last: int | None = None) -> Packing:
-    """The packing that a (batch, length) mask describes, or that its ``last`` columns describe.
+    """Returns the packing that a (batch, length) mask describes, or that its ``last`` columns
+    describe.
 
     A boolean mask is True at real tokens, and each batch row is a sequence. An integer mask has the
     sequence number of each token, ascending along a batch row, and no padding. The call
@@ -91,7 +92,7 @@ def packing_of(mask: Any, last: int | None = None) -> Packing:
 
 
 def packing_of_all(batch: int, length: int, device: Any) -> Packing:
-    """The packing of a batch without padding; ``rows`` is empty, because no token moves."""
+    """Returns the packing of a batch without padding; ``rows`` is empty, because no token moves."""
     starts = torch.arange(batch + 1, dtype=torch.int32, device=device) * length
     return Packing((), starts, length, unbroken=True, whole_lines=True)
 

@@ -10,7 +10,8 @@ from flashsmith.runtime.frameworks import framework_of
 
 
 class PagedLengths(NamedTuple):
-    """``page_table`` (batch, most_pages) int32, -1 where unused, and ``lens`` (batch,) int32."""
+    """``page_table`` is (batch, most_pages) int32, with -1 in unused entries; ``lens`` is (batch,)
+    int32."""
 
     page_table: Any
     lens: Any
@@ -27,7 +28,8 @@ def from_flashinfer(
 
     FlashInfer appends before it computes attention, so its lengths include the appended keys. For a
     cache of layout NHD, (pages, 2, page, heads, d), k_cache is ``cache[:, 0]`` and v_cache is
-    ``cache[:, 1]``. For HND, (pages, 2, heads, page, d), take the ``transpose(1, 2)`` of both.
+    ``cache[:, 1]``. For HND, (pages, 2, heads, page, d), use ``cache[:, 0].transpose(1, 2)`` and
+    ``cache[:, 1].transpose(1, 2)``.
 
     Args:
         indptr: (batch + 1,) int32: where the pages of each sequence begin in indices.
@@ -36,7 +38,7 @@ def from_flashinfer(
             page_size.
         page_size: keys per page.
         most_pages: columns of the table, at least the largest page count of a sequence. None reads
-            that count from indptr, which synchronizes with a GPU; in a CUDA graph, pass a number.
+        that count from indptr, which synchronizes with a GPU; during graph capture, pass a number.
 
     Raises:
         ArgumentError: an argument is neither a tensor nor an array.
@@ -73,7 +75,7 @@ def _arange(xp: Any, count: int, like: Any) -> Any:
 
 
 def full_int32(shape: tuple[int, ...], value: int, like: Any) -> Any:
-    """A tensor filled with ``value``, of the framework of ``like`` and on its device."""
+    """Returns a tensor filled with ``value``, of the framework of ``like`` and on its device."""
     xp = _namespace("q", like)
     where = {"device": like.device} if xp.__name__ == "torch" else {}
     return xp.full(shape, value, dtype=xp.int32, **where)

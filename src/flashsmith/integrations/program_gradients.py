@@ -1,4 +1,4 @@
-"""attention() with score and mask functions under autograd."""
+"""Computes attention() with score and mask functions under autograd."""
 
 from __future__ import annotations
 
@@ -43,8 +43,8 @@ def attention_with_functions(
 
 
 def tensors_with_gradients(q: Any, k: Any, keywords: Mapping[str, Any]) -> list[Any]:
-    """Of the tensors that a call's functions read, the ones that require grad. ``keywords`` are the
-    keywords of attention()."""
+    """Returns the tensors that require grad, among those that a call's functions read. ``keywords``
+    are the keywords of attention()."""
     functions = {it: keywords[it] for it in CallFunctions._fields if keywords.get(it) is not None}
     sizes = sizes_of(q, k, keywords.get("cu_seqlens_q"))
     program, _, _ = bound_functions(CallFunctions(**functions), (False, (None, None)), sizes)

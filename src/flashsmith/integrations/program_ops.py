@@ -1,4 +1,4 @@
-"""attention() with score and mask functions as PyTorch custom ops.
+"""Defines PyTorch custom ops for attention() with score and mask functions.
 
 An op takes a program as a string, and the tensors and numbers that its functions capture as
 arguments. ``flashsmith::attention_of_program`` returns the output, its log-sum-exp, and the row
@@ -55,7 +55,7 @@ def _with_program(
     opts: OpOptions, q: Any, k: Any, cu_q: Any, reads: Any, program: str, ints: Any, floats: Any,
     positions: str,
 ) -> OpOptions:  # fmt: skip
-    """The options with the program added, in the form that kernels require for tensors of these
+    """Adds the program to the options, in the form that kernels require for tensors of these
     lengths."""
     bound = program_of_text(program, tuple(reads), tuple(ints), tuple(floats))
     sizes = sizes_of(q, k, cu_q)
@@ -113,8 +113,8 @@ def _run_backward(
 
 
 def _captured(saved: Saved, opts: OpOptions, reads: Any, needs: Any) -> list[Any]:
-    """The gradients of the captured tensors; an empty tensor stands for a gradient that is not
-    needed."""
+    """Returns the gradients of the captured tensors; an empty tensor stands for a gradient that is
+    not needed."""
     gradients = [
         torch.zeros_like(it) if need else it.new_empty((0,))
         for it, need in zip(reads, needs, strict=True)

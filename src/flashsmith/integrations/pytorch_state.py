@@ -56,8 +56,8 @@ _F = TypeVar("_F", bound=Callable[..., Any])
 
 
 def assume_constant_result(function: _F) -> _F:
-    """torch.compiler.assume_constant_result, whose import of torch._dynamo takes a second. Tracers
-    record the function's result as a constant."""
+    """Does the same as torch.compiler.assume_constant_result, which imports torch._dynamo and so
+    takes a second. Tracers record the function's result as a constant."""
     vars(function)["_dynamo_marked_constant"] = True
     return function
 
@@ -69,8 +69,8 @@ _any_autocast = torch._C._is_any_autocast_enabled
 
 
 def is_direct() -> bool:
-    """Whether PyTorch neither traces nor intercepts operations, and autocast is off: run_repeated
-    may then serve a call."""
+    """Whether run_repeated may serve a call: PyTorch neither traces nor intercepts operations, and
+    autocast is off."""
     return not (
         _is_compiling()
         or _dispatch_modes()
@@ -85,8 +85,8 @@ _emulation_enabled = assume_constant_result(env.emulation_enabled)
 
 
 def _autocast_dtype(device: str) -> Any:
-    """The dtype to which autocast casts tensors on this device type; None if autocast is not
-    enabled."""
+    """Returns the dtype to which autocast casts tensors on this device type; None if autocast is
+    not enabled."""
     # PyTorch raises an error for device types without autocast, such as meta.
     if device not in _WITH_AUTOCAST or not torch.is_autocast_enabled(device):
         return None
@@ -104,7 +104,8 @@ def check_emulate(emulate: Any) -> bool | None:
 
 
 def under_autocast(*tensors: Any) -> tuple[Any, ...]:
-    """The tensors, cast as autocast, if enabled, would cast the inputs of PyTorch's own attention.
+    """If autocast is enabled, casts the tensors as autocast casts the inputs of PyTorch's
+    attention.
 
     Arguments that are not tensors, and tensors on another device type, are returned unchanged.
     """
@@ -121,7 +122,8 @@ def under_autocast(*tensors: Any) -> tuple[Any, ...]:
 
 
 def under_autocast_over(k_cache: Any, *tensors: Any) -> tuple[Any, ...]:
-    """The tensors, cast by autocast to the dtype of the KV cache that they are used with.
+    """If autocast is enabled, casts the tensors to the dtype of the KV cache with which they are
+    used.
 
     Tensors that already have the cache's dtype are returned unchanged, for any dtype of autocast,
     unless the cache is float32.
@@ -150,7 +152,7 @@ def is_cast(tensor: Any) -> bool:
 
 
 def why_not_now(tracing: bool) -> Reason | None:
-    """Why the kernels cannot run in PyTorch's current state, or None if they can.
+    """Returns why the kernels cannot run in PyTorch's current state, or None if they can.
 
     ``tracing``: the result of is_tracing(). Callers check this before they read any tensor:
     transform() explains why.
@@ -162,7 +164,7 @@ def why_not_now(tracing: bool) -> Reason | None:
 
 
 def transform(tracing: bool) -> Reason | None:
-    """Why the kernels cannot run in PyTorch's current mode; None if they can.
+    """Returns why the kernels cannot run in PyTorch's current mode; None if they can.
 
     In some modes, tensors have no storage, or their sizes are not concrete integers.
     """
@@ -179,7 +181,7 @@ def transform(tracing: bool) -> Reason | None:
 def is_exporting_to_onnx() -> bool:
     """Whether the caller runs within torch.onnx.export.
 
-    Python evaluates this function, because one of PyTorch's tracers would replace the call to
+    Tracers let Python run this function, because one of PyTorch's tracers would replace the call to
     is_in_onnx_export() by a constant.
     """
     onnx = sys.modules.get("torch.onnx")
@@ -216,8 +218,8 @@ def _is_one_grad() -> bool:
 
 
 def without_transforms(tensor: Any) -> Any:
-    """The tensor without the wrappers that torch.func's transforms put around it; a plain tensor is
-    returned unchanged."""
+    """Returns the tensor without the wrappers that torch.func's transforms put around it; a plain
+    tensor is returned unchanged."""
     while torch._C._functorch.is_functorch_wrapped_tensor(tensor):
         tensor = torch._C._functorch.get_unwrapped(tensor)
     return tensor
@@ -229,15 +231,16 @@ def is_on_host(device: Any) -> bool:
 
 
 def reads_environment(device: Any) -> bool:
-    """Whether why_not_on() depends on the environment, which may change between calls."""
+    """Whether the result of why_not_on() depends on the environment, which may change between
+    calls."""
     return is_on_host(device) or query_gpu(device.index).arch >= FIRST_UNTUNED_ARCH
 
 
 def why_not_on(
     device: Any, emulate: bool | None, d: int, *, with_gradients: bool, over_cache: bool = False
 ) -> Reason | None:
-    """Why calls of head dimension ``d`` on a torch.device ('cpu' or 'cuda') are left to PyTorch;
-    None if the kernels compute them.
+    """Returns why calls of head dimension ``d`` on a torch.device ('cpu' or 'cuda') are left to
+    PyTorch; None if the kernels compute them.
 
     ``over_cache``: whether attention_with_cache() serves these calls.
     """

@@ -1,7 +1,8 @@
 """Wraps the kernels of PyTorch custom ops so that a repeated call is looked up first.
 
-A compiled program calls the same ops at every step. Reading an op's arguments, finding its cached
-call and, with autograd's kernel, calling the op a second time take longer than the cached call.
+A compiled program calls the same ops at every step. Reading an op's arguments, finding the cached
+call and, in autograd's kernel, calling the op a second time take longer than the cached call
+itself.
 """
 
 from __future__ import annotations
@@ -16,8 +17,8 @@ from flashsmith.runtime import cached_calls
 from flashsmith.runtime.cached_calls import Invocation, Run, run_repeated
 
 Kernel = Callable[..., Any]
-# The call that an op makes and, if its results are not yet the op's outputs, a function that turns
-# the results and the op's first tensor into the outputs.
+# The call that an op makes and, if the results of this call are not yet the op's outputs, a
+# function that turns the results and the op's first tensor into the outputs.
 Asked = tuple[Invocation | None, Callable[[Any, Any], Any] | None]
 _dispatch_modes = torch._C._len_torch_dispatch_stack
 _transforms = torch._C._are_functorch_transforms_active

@@ -1,5 +1,5 @@
-"""SavedCall: a forward pass that a backward pass may follow; and both passes by the kernels, called
-directly."""
+"""Defines SavedCall, a forward pass that a backward pass may follow, and runs both passes by
+calling the kernels directly."""
 
 from __future__ import annotations
 
@@ -35,14 +35,14 @@ class SavedCall:
         self.swapped = False
 
     def returned(self, o: Any, lse: Any, row_max: Any = None) -> Any:
-        """The results, in the form in which attention() returns them."""
+        """Returns the results, in the form in which attention() returns them."""
         if self.return_lse:
             return (o, lse) if row_max is None else (o, lse, row_max)
         return o if row_max is None else (o, row_max)
 
 
 def required(*tensors: Any) -> tuple[bool, ...]:
-    """For each argument, whether it is a tensor that requires a gradient.
+    """Returns, for each argument, whether it is a tensor that requires a gradient.
 
     The result is False for other objects, which the checks refuse later.
     """
@@ -52,8 +52,8 @@ def required(*tensors: Any) -> tuple[bool, ...]:
 def forward_arguments(
     q: Any, k: Any, v: Any, sinks: Any, cu_q: Any, cu_k: Any, opts: OpOptions
 ) -> Any:
-    """The arguments of run_call and attention_call: a config or its chooser, the tensors, the
-    options, emulate, and the backward pass that follows."""
+    """Returns the arguments of run_call and attention_call: a config or its chooser, the tensors,
+    the options, emulate, and the backward pass that follows."""
     _, config, after, repeatable, emulate = opts
     options = opts.options.with_tensors(sinks, cu_q, cu_k)
     ahead = backward_ahead(after, repeatable, *required(q, k, v))
@@ -63,7 +63,7 @@ def forward_arguments(
 def forward_directly(
     q: Any, k: Any, v: Any, sinks: Any, cu_q: Any, cu_k: Any, this: SavedCall
 ) -> tuple[Any, Any, Any]:
-    """Runs the kernel: the output, its log-sum-exp, and the row maximum or None.
+    """Runs the kernel; returns the output, its log-sum-exp, and the row maximum or None.
 
     The kernel of the backward pass is prepared, too.
     """
@@ -78,7 +78,8 @@ def backward_arguments(
     tensors: tuple[Any, ...], dlse: Any, sinks: Any, cu_q: Any, cu_k: Any, opts: OpOptions,
     needs: tuple[bool, bool, bool, bool], fp32_gradients: bool,
 ) -> Any:  # fmt: skip
-    """The arguments of run_backward and backward_call; ``tensors`` are do, q, k, v, o and lse."""
+    """Returns the arguments of run_backward and backward_call; ``tensors`` are do, q, k, v, o and
+    lse."""
     _, _, config, repeatable, emulate = opts
     dtype = "float32" if fp32_gradients else None
     options = BackwardOptions(
@@ -103,12 +104,12 @@ def backward_directly(
     fp32_gradients: bool = False,
     this: SavedCall | None = None,
 ) -> tuple[Any, Any, Any, Any]:
-    """dq, dk, dv and dsinks, None where not needed; ``this`` is the forward pass."""
+    """Computes dq, dk, dv and dsinks, each None if not needed; ``this`` is the forward pass."""
     tensors = do, q, k, v, o, lse
     call = backward_arguments(tensors, dlse, sinks, cu_q, cu_k, opts, needs, fp32_gradients)
     found = run_backward(*call)
     if this is not None and not this.swapped and dlse is None and sinks is None:
-        # RepeatedAttention will make the next lookup, and it saves a detached lse.
+        # RepeatedAttention will make the next lookup, and RepeatedAttention saves a detached lse.
         remember_gradients(this, needs, tensors, (*tensors[:5], lse.detach()))
     return found
 

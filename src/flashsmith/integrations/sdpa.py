@@ -44,9 +44,9 @@ from flashsmith.tracing import table_function
 # PyTorch's own function. The name in torch.nn.functional may already be replaced by a function that
 # calls sdpa().
 pytorch_sdpa = torch._C._nn.scaled_dot_product_attention
-_NAME = "sdpa"  # of its repeated calls
+_NAME = "sdpa"  # the name of sdpa()'s repeated calls
 _flash_enabled = torch._C._get_flash_sdp_enabled
-# Warns while tracing, not when the traced code runs.
+# Warns while a call is traced, not when the traced code runs.
 _note_fallback_when_traced = assume_constant_result(note_fallback)
 _resolved_bits = assume_constant_result(resolve_bits)
 # Cached, because a model has few distinct problems. Not used while tracing: tracers reject
@@ -136,7 +136,7 @@ class _SdpaCall(NamedTuple):
 def _by_kernel_or_reason(
     call: _SdpaCall, emulate: bool | None, bits: str | None, arguments: tuple[Any, ...] | None
 ) -> Any:
-    """The kernels' output, or the reason that the kernels cannot serve the call.
+    """Returns the kernels' output, or the reason that the kernels cannot serve the call.
 
     If ``arguments``, the arguments of sdpa(), are given, the call is recorded under them.
     """
@@ -153,7 +153,7 @@ def _by_kernel_or_reason(
 
 
 def _why_not(call: _SdpaCall, emulate: bool | None) -> Reason | None:
-    """Why the kernels cannot serve a call, or None.
+    """Returns why the kernels cannot serve a call, or None.
 
     Raises ArgumentError for an unknown value of ``emulate``.
     """
@@ -193,7 +193,7 @@ def _check_fallback(reason: Reason, bits: str | None, *, strict: bool) -> None:
 
 
 def tensor_facts(tensor: Any, tracing: bool) -> TensorFacts:
-    """The properties of a tensor that decide whether a kernel can take it."""
+    """Returns the properties of a tensor that decide whether a kernel can take it."""
     name = str if tracing else _name
     dtype, device = name(tensor.dtype).removeprefix("torch."), name(tensor.device)
     if tensor.is_nested:  # some nested tensors have no shape
@@ -219,13 +219,14 @@ def _name(dtype_or_device: Any) -> str:
 
 
 def _why_not_mask(mask: Any, problem: SdpaProblem) -> Reason | None:
-    # PyTorch computes a mask's gradients in less time.
+    # PyTorch is faster than our kernels at computing a mask's gradients.
     needs_grad = torch.is_grad_enabled() and mask.requires_grad
     return why_not_mask(tensor_facts(mask, tracing=False), problem, needs_grad=needs_grad)
 
 
 def mask_keywords(mask: Any, query: Any, key: Any) -> dict[str, Any]:
-    """The keywords with which attention() applies a mask tensor that is broadcast to the scores."""
+    """Returns the keywords with which attention() applies a mask tensor that is broadcast to the
+    scores."""
     if mask is None:
         return {}
     # The kernel broadcasts batch and heads.
@@ -234,10 +235,11 @@ def mask_keywords(mask: Any, query: Any, key: Any) -> dict[str, Any]:
 
 
 def _added(mask: Any) -> Callable[..., Any]:
-    """A score function that adds a mask tensor, which may contain its dtype's lowest number.
+    """Returns a score function that adds a mask tensor, which may contain its dtype's lowest
+    number.
 
-    All such scores become the same number: a row of only such scores is the mean of v, as in
-    PyTorch. -inf stays, and hides the key.
+    All scores to which the lowest number is added become the same number: a row of only such scores
+    gives the mean of v, as in PyTorch. An -inf in the mask stays, and hides the key.
     """
     at = table_function(mask)
     infinity = float("inf")
@@ -250,8 +252,8 @@ def _added(mask: Any) -> Callable[..., Any]:
     return added
 
 
-# Below this, a number in a mask hides a key. It is far from -2**28, where rounding alone would make
-# an exponent too large.
+# A number in a mask that is below this hides a key. This limit is far from -2**28, at which
+# rounding alone would make an exponent too large.
 _LOWEST = -1e6
 
 
@@ -310,5 +312,5 @@ def _remember(arguments: tuple[Any, ...], tensors: tuple[Any, ...], keywords: An
 
 
 def _is_swapped(tensor: Any, view: Any) -> bool:
-    """Whether ``view`` is the whole of ``tensor`` with dimensions 1 and 2 swapped."""
+    """Whether ``view`` has all elements of ``tensor``, with dimensions 1 and 2 swapped."""
     return bool(view.shape == swapped_sizes(tensor.shape))

@@ -1,6 +1,8 @@
-"""The arguments of a scaled_dot_product_attention call, and whether the kernels can serve it.
+"""Decides from the arguments of a scaled_dot_product_attention call whether the kernels can serve
+it.
 
-Pure functions of plain values without tensors, so that every case can be tested without a GPU.
+All functions are pure and take plain values, no tensors, so that every case can be tested without a
+GPU.
 """
 
 from __future__ import annotations
@@ -46,7 +48,7 @@ class SdpaProblem(NamedTuple):
 
 
 def why_not(problem: SdpaProblem) -> Reason | None:
-    """Why the kernels cannot serve ``problem``; None if they can.
+    """Returns why the kernels cannot serve ``problem``; None if they can.
 
     Calls that PyTorch refuses have a reason, too: they go to PyTorch, so that its error is raised.
     """
@@ -62,15 +64,15 @@ def why_not(problem: SdpaProblem) -> Reason | None:
     )
 
 
-# The dtypes of mask tensors. A bool is True where the query sees the key; a number is added to the
-# score.
+# The dtypes of mask tensors. In a bool mask, True means that the query sees the key; the elements
+# of other masks are added to the scores.
 MASK_DTYPES = ("bool", "float16", "bfloat16", "float32")
 
 
 def why_not_mask(mask: TensorFacts, problem: SdpaProblem, *, needs_grad: bool) -> Reason | None:
-    """Why the kernels cannot apply a mask tensor in ``problem``; None if they can.
+    """Returns why the kernels cannot apply a mask tensor in ``problem``; None if they can.
 
-    ``needs_grad`` is whether autograd would need the mask's gradient.
+    ``needs_grad`` says whether autograd would need the mask's gradient.
     """
     if problem.is_causal:
         return Reason("is_causal", "True with a mask tensor, which PyTorch refuses")
@@ -96,8 +98,8 @@ def why_not_mask(mask: TensorFacts, problem: SdpaProblem, *, needs_grad: bool) -
 def mask_arguments(
     is_causal: bool, length_q: int, length_k: int
 ) -> tuple[bool, tuple[int | None, int | None]]:
-    """The causal and window arguments with which attention() applies the same mask as PyTorch's
-    is_causal.
+    """Returns the causal and window arguments with which attention() applies the same mask as
+    PyTorch's is_causal.
 
     PyTorch aligns the causal mask to the top left, attention() to the bottom right. For equal
     lengths, both alignments are the same. With more queries than keys, query i sees keys up to i if

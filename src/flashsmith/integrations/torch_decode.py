@@ -1,4 +1,4 @@
-"""attention_with_cache() as PyTorch custom ops.
+"""Defines PyTorch custom ops for attention_with_cache() and write_slots().
 
 The ops are opaque to PyTorch's tracers; fake kernels compute their output shapes.
 ``flashsmith::attention_with_cache`` only reads the caches.
@@ -51,7 +51,8 @@ _TAGS = (torch.Tag.pt2_compliant_tag, torch.Tag.needs_fixed_stride_order)
 
 
 def decode_by_op(q: Any, k_cache: Any, v_cache: Any, **keywords: Any) -> Any:
-    """attention_with_cache() as a call to one of its ops, with the same arguments and results.
+    """Computes attention_with_cache() by a call to one of its ops, with the same arguments and
+    results.
 
     While tracing, raises ArgumentError for a window that is not a pair. Other arguments are checked
     when the op runs.
@@ -66,7 +67,7 @@ def called_by_op(
 ) -> Any:
     """Calls the first op, or the second if keys are appended to the caches.
 
-    ``first`` are the arguments that precede cache_lens: q, the caches, and the tensors that a
+    ``first`` has the arguments that precede cache_lens: q, the caches, and the tensors that a
     program reads. ``program`` are further keywords for the op.
     """
     q, k_cache, v_cache, *reads = first
@@ -111,7 +112,7 @@ def write_slots_by_op(
     config: Any = None,
     emulate: bool = False,
 ) -> None:
-    """write_slots() as a call to its op, whose schema declares the writes."""
+    """Computes write_slots() by a call to its op, whose schema declares the writes."""
     named = None if config is None else str(config)
     scales = scale_tensors(k_scale, v_scale, k_cache)
     OPS.write_slots(k, v, k_cache, v_cache, slot_mapping, *scales, config=named, emulate=emulate)
@@ -172,8 +173,8 @@ def _fake(q: Any, _k: Any, v_cache: Any, *_: Any, return_lse: bool = False, **__
 
 
 def _autograd(name: str) -> Any:
-    """The op's autograd kernel, which raises an error if a tensor requires grad, because the op has
-    no gradients."""
+    """Returns the op's autograd kernel, which raises an error if a tensor requires grad, because
+    the op has no gradients."""
 
     def called(*tensors: Any, **keywords: Any) -> Any:
         if torch.is_grad_enabled():
@@ -210,7 +211,8 @@ _library = torch.library.Library(OPERATORS, "FRAGMENT")
 def define_op(
     name: str, schema: str, kernel: Callable[..., Any], fake: Callable[..., Any] = _fake
 ) -> None:
-    """Defines an op over a cache, which has no gradients. ``schema`` is the part after its name."""
+    """Defines an op over a cache, without gradients. ``schema`` is the part of the op's schema
+    after the name."""
     _library.define(name + schema, tags=_TAGS)
     op = f"{OPERATORS}::{name}"
     torch.library.impl(op, "default", kernel, lib=_library)

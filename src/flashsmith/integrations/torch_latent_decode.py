@@ -1,4 +1,4 @@
-"""attention_with_cache() over a latent cache as PyTorch custom ops, like the ops of
+"""Defines PyTorch custom ops for attention_with_cache() over a latent cache, similar to the ops of
 torch_decode."""
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ _REST = f"{_TENSORS}, *, {_OPTIONS}) -> (Tensor, Tensor)"
 
 
 def latent_by_op(q: Any, k_cache: Any, v_cache: Any, **keywords: Any) -> Any:
-    """attention_with_cache() with ``v_width`` as a call to one of its ops.
+    """Computes attention_with_cache() with ``v_width`` by a call to one of its ops.
 
     While tracing, raises ArgumentError for a window that is not a pair, and for an argument that
-    attention over a latent cache does not have. Others are checked when the op runs.
+    attention over a latent cache does not have. Other arguments are checked when the op runs.
     """
     asked = CACHE.bind(keywords)
     check_keywords(v_cache, asked)

@@ -1,4 +1,4 @@
-"""attention() and its gradients as PyTorch custom ops.
+"""Defines PyTorch custom ops for attention() and its gradients.
 
 The ops are opaque to PyTorch's tracers; fake kernels compute their output shapes.
 ``flashsmith::attention`` returns the output. ``flashsmith::attention_with_statistics`` also returns
@@ -44,8 +44,7 @@ from flashsmith.semantics.signature import ATTENTION
 SHARED = ATTENTION.in_schema("causal window softcap scale max_seqlen_q max_seqlen_k config emulate")
 _PACKING = ATTENTION.in_schema("sinks cu_seqlens_q cu_seqlens_k")
 _ARGUMENTS = f"Tensor q, Tensor k, Tensor v, {_PACKING}, *, {SHARED}, {ATTENTION.in_schema('bits')}"
-# Options of the backward pass that follows. The kernel of the backward pass is found or built
-# together with that of the forward pass.
+# Options of the backward pass that follows. The kernels of both passes are found or built together.
 FOLLOWING = (
     "bool with_backward=False, str? backward_config=None, bool deterministic=False, bool[] needs=[]"
 )
@@ -89,8 +88,8 @@ def _asked_forward(
     needs: Any = (),
     **keywords: Any,
 ) -> tuple[Any, ...]:
-    """The arguments of run_call and attention_call for a forward op's arguments: as
-    forward_arguments."""
+    """Converts a forward op's arguments to the arguments of run_call and attention_call, in the
+    order that forward_arguments() describes."""
     opts = call_options(return_lse=return_lse, return_row_max=return_row_max, **keywords)
     options = opts.options.with_tensors(sinks, cu_q, cu_k)
     ahead = None
@@ -148,7 +147,7 @@ def _asked_backward(
     config: str | None = None,
     **keywords: Any,
 ) -> Any:
-    """backward_arguments() for a backward op's arguments."""
+    """Converts a backward op's arguments to the result of backward_arguments()."""
     opts = call_options_backward(config, **keywords)
     tensors = do, q, k, v, o, lse
     return backward_arguments(tensors, dlse, sinks, cu_q, cu_k, opts, tuple(needs), fp32_gradients)
@@ -214,7 +213,7 @@ def _apply_by_dispatcher(function: Any, *arguments: Any) -> Any:
     """Calls function.apply() within an op.
 
     Within an op, the dispatcher goes through torch.func's transforms one by one, and each transform
-    needs its own autograd function.
+    needs a separate autograd function.
     """
     with enable_single_level_autograd_function():
         return _of_one_level(function).apply(*arguments)
@@ -222,7 +221,8 @@ def _apply_by_dispatcher(function: Any, *arguments: Any) -> Any:
 
 @functools.cache
 def _of_one_level(function: Any) -> Any:
-    """A copy of an autograd function whose apply() does not start at the outermost transform.
+    """Returns a copy of an autograd function whose apply() does not start at the outermost
+    transform.
 
     From PyTorch 2.14 on, the apply() of every torch.autograd.Function starts at the outermost
     transform.

@@ -37,7 +37,8 @@ def _find_torch() -> Any:
     return _torch
 
 
-# pytorch_state.is_direct. It is imported when a call first needs it, because that imports torch.
+# The function pytorch_state.is_direct. It is imported when a call first needs it, because its
+# module imports torch.
 _is_direct: Any = None
 
 
@@ -81,14 +82,14 @@ def without_torchscript(function: F) -> F:
         f"flashsmith.{function.__name__}() launches its kernels from Python, which TorchScript "
         "cannot run; use torch.compile or torch.export, or call PyTorch's function there"
     )
-    # This attribute is how PyTorch marks its own functions that TorchScript does not support.
+    # By this attribute PyTorch marks those of its functions that TorchScript does not support.
     setattr(function, "__script_unsupported", refusal)
     return function
 
 
 def _documented_as(documented: Callable[..., Any]) -> Callable[[F], F]:
-    """functools.wraps without __module__: functions are pickled by module and name, and the
-    documented functions have the same names."""
+    """Does the same as functools.wraps, but leaves __module__ unchanged: functions are pickled by
+    module and name, and the documented functions, in another module, have the same names."""
     assigned = [it for it in functools.WRAPPER_ASSIGNMENTS if it != "__module__"]
 
     def wrap(function: F) -> F:
@@ -150,7 +151,7 @@ _FUNCTIONS = frozenset(("score_mod", "mask_mod", "mask", "bias", "positions"))
 
 
 def _attention_with_functions(q: Any, k: Any, v: Any, keywords: dict[str, Any]) -> Any:
-    """attention() with a score or mask function."""
+    """Computes attention() with a score or mask function."""
     given = {name: keywords[name] for name in _FUNCTIONS if keywords.get(name) is not None}
     others = {name: value for name, value in keywords.items() if name not in _FUNCTIONS}
     if given.keys() <= {"positions"}:
@@ -189,11 +190,11 @@ def _attention_to_parts(
     k_begin: Any = None,
     **keywords: Any,
 ) -> Any:
-    """attention() with partial, seqused_k or k_begin; such calls cannot be traced and have no
-    gradients.
+    """Computes attention() with partial, seqused_k or k_begin; such calls cannot be traced and have
+    no gradients.
 
-    Under torch.compile it is a graph break. If all three have their defaults, the call is an
-    ordinary call to attention().
+    Under torch.compile such a call is a graph break. If all three arguments have their defaults,
+    the call is an ordinary call to attention().
     """
     if partial is False and seqused_k is None and k_begin is None:
         return attention(q, k, v, **keywords)
@@ -235,7 +236,7 @@ def _attention_to_parts(
 
 
 def _parts_with_functions(q: Any, k: Any, v: Any, keywords: dict[str, Any]) -> Any:
-    """attention() to a part of the keys, with a score or mask function."""
+    """Computes attention() to a part of the keys, with a score or mask function."""
     torch = _torch
     if torch is not None and isinstance(q, torch.Tensor) and torch.is_grad_enabled():
         from flashsmith.integrations.program_gradients import tensors_with_gradients
@@ -249,7 +250,7 @@ def _parts_with_functions(q: Any, k: Any, v: Any, keywords: dict[str, Any]) -> A
 
 
 def _cast(q: Any, k: Any, v: Any) -> tuple[Any, ...]:
-    """q, k and v, cast to autocast's dtype if it is enabled."""
+    """Casts q, k and v to autocast's dtype if autocast is enabled."""
     if not _torch._C._is_any_autocast_enabled():
         return q, k, v
     from flashsmith.integrations.pytorch_state import under_autocast
@@ -282,7 +283,8 @@ def write_slots(
 
 
 def _traced_options(keywords: dict[str, Any]) -> dict[str, Any]:
-    """plain_options() for a traced call, in which tensors do not have values yet."""
+    """Does the same as plain_options(), for a traced call, in which tensors do not have values
+    yet."""
     for name in ("scale", "softcap", "window"):
         if isinstance(keywords.get(name), _torch.Tensor):
             raise ArgumentError(
@@ -316,14 +318,14 @@ Repeated = tuple[cached_calls.Run, tuple[Any, ...]]
 
 
 def repeated_attention(*tensors: Any, **keywords: Any) -> Repeated | None:
-    """What run_repeated would run for a call to attention() with these arguments; None if it would
-    not serve the call."""
+    """Returns what run_repeated would run for a call to attention() with these arguments; None if
+    run_repeated would not serve the call."""
     return _repeated((*tensors, *keywords.values()), tuple(keywords))
 
 
 def repeated_backward(*tensors: Any, **keywords: Any) -> Repeated | None:
-    """What run_repeated would run for a call to backward() with these arguments; None if it would
-    not serve the call."""
+    """Returns what run_repeated would run for a call to backward() with these arguments; None if
+    run_repeated would not serve the call."""
     return _repeated((*tensors, *keywords.values()), _backward_names(keywords))
 
 
@@ -396,7 +398,7 @@ _FUNCTIONS_OVER_CACHE = _FUNCTIONS - {"positions"}
 
 
 def _over_cache_with_functions(q: Any, k_cache: Any, v_cache: Any, keywords: dict[str, Any]) -> Any:
-    """attention_with_cache() with a score or mask function."""
+    """Computes attention_with_cache() with a score or mask function."""
     given = {it: keywords[it] for it in _FUNCTIONS_OVER_CACHE if keywords.get(it) is not None}
     others = {it: value for it, value in keywords.items() if it not in _FUNCTIONS_OVER_CACHE}
     if not given:
@@ -416,8 +418,8 @@ def _over_cache_with_functions(q: Any, k_cache: Any, v_cache: Any, keywords: dic
 
 
 def _cast_over(k_cache: Any, q: Any, keywords: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
-    """Returns q and the keywords, with q, k and v cast to the cache's dtype if autocast casts to
-    it."""
+    """Returns q and the keywords. If autocast casts to the cache's dtype, q, k and v are cast to
+    this dtype."""
     from flashsmith.integrations.pytorch_state import under_autocast_over
 
     q, *new = under_autocast_over(k_cache, q, keywords.get("k"), keywords.get("v"))
@@ -426,7 +428,7 @@ def _cast_over(k_cache: Any, q: Any, keywords: dict[str, Any]) -> tuple[Any, dic
 
 
 def _over_latent_cache(q: Any, k_cache: Any, v_cache: Any, keywords: dict[str, Any]) -> Any:
-    """attention_with_cache() over a latent cache."""
+    """Computes attention_with_cache() over a latent cache."""
     if is_tracing() or _is_looked_at(q):
         from flashsmith.integrations.torch_latent_decode import latent_by_op
 

@@ -1,4 +1,5 @@
-"""attention() and backward() as calls of their custom ops, for tracers and dispatch modes.
+"""Makes calls to attention() and backward() as calls to their custom ops, for tracers and dispatch
+modes.
 
 Only calls under a tracer or a dispatch mode import this module.
 """
@@ -25,7 +26,7 @@ from flashsmith.semantics.signature import ATTENTION, BACKWARD, check_pair
 
 
 def short_form(config: KernelConfig | None) -> str | None:
-    """The short form of a config; None for None.
+    """Returns the short form of a config; None for None.
 
     The fields are passed to _written() one by one, since PyTorch 2.11 cannot make a dataclass a
     constant.
@@ -37,12 +38,13 @@ def short_form(config: KernelConfig | None) -> str | None:
 
 @assume_constant_result
 def _written(family: str, *values: Any) -> str:
-    """The short form of a config; Python evaluates this function, tracers do not trace it."""
+    """Returns the short form of a config; tracers let Python run this function and do not trace
+    it."""
     return str(family_named(family).config_class(*values))
 
 
 def attention_by_op(q: Any, k: Any, v: Any, **keywords: Any) -> Any:
-    """attention() as a call to an op, with the same arguments and results.
+    """Computes attention() by a call to an op, with the same arguments and results.
 
     While tracing, raises ArgumentError for a window that is not a pair, and for ``out`` with
     gradients. Other arguments are checked when the op runs.
@@ -80,8 +82,8 @@ def attention_by_op(q: Any, k: Any, v: Any, **keywords: Any) -> Any:
 
 
 def of_op(asked: dict[str, Any], names: str) -> dict[str, Any]:
-    """The arguments of an op's schema for the options in ``names`` and for the options that all ops
-    have."""
+    """Returns the arguments of an op's schema for the options in ``names`` and for the options that
+    all ops have."""
     left, right = check_pair(asked["window"])
     limits = [name for name in ("max_seqlen_q", "max_seqlen_k") if name in asked]
     return {
@@ -104,7 +106,7 @@ _resolved_bits = assume_constant_result(resolve_bits)
 
 
 def backward_by_op(do: Any, q: Any, k: Any, v: Any, o: Any, lse: Any, **keywords: Any) -> Gradients:
-    """backward() as a call to its op, with the same arguments and results.
+    """Computes backward() by a call to its op, with the same arguments and results.
 
     While tracing, raises ArgumentError for values that a schema cannot hold: a window that is not a
     pair, ``needs`` without four entries, or another grad_dtype. Other arguments are checked when

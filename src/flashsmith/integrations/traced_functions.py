@@ -1,4 +1,5 @@
-"""Attention with score and mask functions as a call to an op, for PyTorch's tracers.
+"""Makes a call to attention with score and mask functions as a call to an op, for PyTorch's
+tracers.
 
 The functions are traced by flashsmith, outside of the compiler's graph. The tensors and numbers
 that they capture become the op's inputs. Only calls under a tracer import this module.
@@ -62,10 +63,11 @@ outside = torch.compiler.disable(
 def attention_by_program(
     q: Any, k: Any, v: Any, functions: Mapping[str, Any], keywords: Mapping[str, Any]
 ) -> Any:
-    """attention() with ``functions``, its keywords that define a program, as a call to an op.
+    """Computes attention() by a call to an op; ``functions`` are the keywords that define a
+    program.
 
     Functions that the compiler cannot pass to Python, or whose captures it cannot guard, are traced
-    by the compiler itself. Returns None if its version cannot do that.
+    by the compiler itself. Returns None if this version of the compiler cannot trace them.
 
     While tracing, raises ArgumentError and TraceError as attention() does, and ArgumentError for
     ``out`` with gradients. Other arguments are checked when the op runs.
@@ -105,8 +107,8 @@ def attention_by_program(
 def over_cache_by_program(
     q: Any, k_cache: Any, v_cache: Any, functions: Mapping[str, Any], keywords: Mapping[str, Any]
 ) -> Any:
-    """attention_with_cache() with ``functions`` as a call to an op, or None, as
-    attention_by_program()."""
+    """Computes attention_with_cache() with ``functions`` by a call to an op; returns None when
+    attention_by_program() would."""
     asked = CACHE.bind(keywords)
     names = "page_table", "cu_seqlens_q", "kv_offset"
     over = sizes_over_cache(q, k_cache, *[asked[name] for name in names])
@@ -125,7 +127,7 @@ def over_cache_by_program(
 
 
 def _program_of(plan: Any, roots: Any) -> dict[str, Any]:
-    """A plan's string, tensors and numbers, as arguments of an op."""
+    """Returns a plan's string, tensors and numbers, as arguments of an op."""
     text, reads, ints, floats = plan
     return {
         "program": text,
@@ -136,14 +138,14 @@ def _program_of(plan: Any, roots: Any) -> dict[str, Any]:
 
 
 def _program_now(roots: Any, block_sizes: Any, positions: Any) -> dict[str, Any]:
-    """The arguments of _program_of() for functions that no plan describes, while torch.export runs
-    Python instead of tracing it."""
+    """Returns the arguments of _program_of() for functions that no plan describes, while
+    torch.export runs Python instead of tracing it."""
     text, reads, ints, floats = values_of(roots, block_sizes, positions)
     return {"program": text, "reads": list(reads), "ints": ints, "floats": floats}
 
 
 def _returned(asked: Mapping[str, Any], o: Any, lse: Any, row_max: Any) -> Any:
-    """The results, as attention() returns them."""
+    """Returns the results, as attention() returns them."""
     o = o if asked["out"] is None else asked["out"].copy_(o)
     if asked["return_lse"]:
         return (o, lse, row_max) if asked["return_row_max"] else (o, lse)
@@ -151,12 +153,12 @@ def _returned(asked: Mapping[str, Any], o: Any, lse: Any, row_max: Any) -> Any:
 
 
 def _guarded_plan(roots: Any, block_sizes: Any, positions: Any) -> Any:
-    """The plan as a string, with the paths to tensors and numbers. All other paths of the plan are
-    followed here, so that the compiler guards the objects to which they lead. Returns None if there
-    is no plan."""
+    """Returns the plan's program as a string, and the plan's paths to tensors and numbers. All
+    other paths of the plan are followed here, so that the compiler guards the objects to which they
+    lead. Returns None if there is no plan."""
     if _is_made_here(roots):
         return None
-    # The compiler passes objects to Python only as arguments of their own, not within tuples.
+    # The compiler passes an object to Python only as a separate argument, not within a tuple.
     score_mod, bias, mask_mod, mask = [_described(it) for it in roots]
     plan = _plan(score_mod, bias, mask_mod, mask, _attributes(roots), block_sizes, positions)
     if plan is None:
@@ -173,7 +175,7 @@ _NEVER = object()
 
 
 def _sizes_of(q: Any, k: Any, cu_q: Any) -> ScoreSizes:
-    """The sizes of the scores. For tensors that the op will refuse, no sizes are known."""
+    """Returns the sizes of the scores. For tensors that the op will refuse, no sizes are known."""
     if cu_q is None and q.dim() == k.dim() == 4:
         return ScoreSizes(q.shape[0], q.shape[2], (q.shape[1], k.shape[1]))
     if cu_q is None or q.dim() != 3 or cu_q.dim() != 1:
@@ -184,7 +186,7 @@ def _sizes_of(q: Any, k: Any, cu_q: Any) -> ScoreSizes:
 def _roots_of(
     functions: Mapping[str, Any], sizes: ScoreSizes
 ) -> tuple[tuple[Any, Any, Any, Any], tuple[int, int] | None]:
-    """The roots of a plan's paths, and the block sizes of a BlockMask."""
+    """Returns the roots of a plan's paths, and the block sizes of a BlockMask."""
     mask, block_sizes = functions.get("mask"), None
     if isinstance(mask, BlockMask):
         rows, keys = mask.BLOCK_SIZE
@@ -200,7 +202,8 @@ def _roots_of(
 def _roots_over_cache(
     functions: Mapping[str, Any], over: CacheSizes
 ) -> tuple[tuple[Any, Any, Any, Any], tuple[int, int] | None]:
-    """The roots of a plan's paths, and the block sizes of a BlockMask, for a call over a cache."""
+    """Returns the roots of a plan's paths, and the block sizes of a BlockMask, for a call over a
+    cache."""
     mask, block_sizes = functions.get("mask"), None
     if isinstance(mask, BlockMask):
         rows, keys = mask.BLOCK_SIZE
@@ -217,7 +220,7 @@ def _roots_over_cache(
 
 
 def _lists_of(mask: BlockMask, kind: str) -> tuple[Any, ...]:
-    """The root for a BlockMask that has lists of blocks."""
+    """Returns the root for a BlockMask that has lists of blocks."""
     states = states_of_lists(
         *(mask.kv_num_blocks, mask.kv_indices),
         *(mask.full_kv_num_blocks, mask.full_kv_indices),
@@ -228,7 +231,7 @@ def _lists_of(mask: BlockMask, kind: str) -> tuple[Any, ...]:
 def _with_mask(
     functions: Mapping[str, Any], mask: Any, sizes: ScoreSizes
 ) -> tuple[Any, Any, Any, Any]:
-    """The roots of a call's functions; ``mask`` is the root of the mask."""
+    """Returns the roots of a call's functions; ``mask`` is the root of the mask."""
     bias = functions.get("bias")
     for name, it in (("mask", mask), ("bias", bias)):
         if isinstance(it, torch.Tensor):
@@ -240,7 +243,7 @@ def _with_mask(
 
 def _plain(value: Any) -> Any:
     """Replaces a value of flashsmith.masks or flashsmith.scores, or a partial, by its parts, so
-    that one trace also serves new values. Anything else is returned unchanged."""
+    that one trace also serves other values of these parts. Anything else is returned unchanged."""
     if type(value) in (MaskValue, ScoreValue):
         return PARTS, value.function, tuple([_plain(it) for it in value.parts])
     if isinstance(value, partial) and not value.keywords:
@@ -249,8 +252,8 @@ def _plain(value: Any) -> Any:
 
 
 def _described(root: Any) -> Any:
-    """A root made of constants only: each tensor is replaced by its rank and dtype, and by which of
-    its sizes are 1. Other sizes do not matter."""
+    """Makes a root of constants only: each tensor is replaced by its dtype and by its sizes, where
+    every size other than 1 becomes 2."""
     if isinstance(root, torch.Tensor):
         return TENSOR, tuple([1 if size == 1 else 2 for size in root.shape]), root.dtype
     return tuple([_described(it) for it in root]) if type(root) is tuple else root
@@ -258,8 +261,8 @@ def _described(root: Any) -> Any:
 
 def _is_made_here(root: Any) -> bool:
     """Whether a function is defined by the code that is being compiled. The compiler has no closure
-    of such a function, and cannot pass it to Python. Nor can it pass a partial that has tensors as
-    keywords."""
+    of such a function, and cannot pass the function to Python. It cannot pass a partial that has
+    tensors as keywords either."""
     if type(root) is tuple:
         return any(_is_made_here(it) for it in root)
     if isinstance(root, partial):
@@ -275,7 +278,7 @@ def _is_made_here(root: Any) -> bool:
 
 
 def _attributes(root: Any) -> tuple[int, ...]:
-    """For each root that is a callable object, the number of its attributes."""
+    """Returns, for each root that is a callable object, the number of its attributes."""
     if type(root) is tuple:
         found: tuple[int, ...] = ()
         for it in root:
@@ -296,7 +299,8 @@ def _plan(
     block_sizes: Any,
     positions: Any,
 ) -> Any:
-    """plan_of() as tuples; Python evaluates this function, tracers do not trace it."""
+    """Returns the result of plan_of() as tuples; tracers let Python run this function and do not
+    trace it."""
     roots = score_mod, bias, mask_mod, mask
     if _attributes(roots) != attributes:
         return None  # an object that the compiled code makes has no attributes here

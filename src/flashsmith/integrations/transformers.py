@@ -1,4 +1,4 @@
-"""attn_implementation="flashsmith" for Hugging Face transformers.
+"""Makes attn_implementation="flashsmith" available in Hugging Face transformers.
 
     import flashsmith.integrations.transformers as flashsmith_transformers
 
@@ -127,7 +127,7 @@ def register(
 
 
 def _keep_from_the_hub() -> None:
-    """Patches transformers so that it does not load a kernel for the name 'flashsmith'.
+    """Patches transformers so that transformers does not load a kernel for the name 'flashsmith'.
 
     For any attention implementation with 'flash' in its name, transformers loads a kernel, possibly
     from the hub, and refuses chunked masks. flashsmith needs no such kernel and supports any mask.
@@ -144,8 +144,9 @@ def _keep_from_the_hub() -> None:
     load_unless_ours.loads_nothing_for = NAME  # type: ignore[attr-defined]
     modeling_utils.lazy_import_flash_attention = load_unless_ours
     # Without this patch, generate() passes a mask for a static cache even if the mask hides
-    # nothing. The mask would have to be read at every step, which breaks the compiled graph. Vision
-    # towers keep the original check, so that they pass their images as packed sequences.
+    # nothing. Such a mask would have to be read at every step, and the read would break the
+    # compiled graph. Vision towers keep the original check, so that they pass their images as
+    # packed sequences.
     for where in (generation_utils, masking_utils):
         asks = getattr(where, "is_flash_attention_requested", None)
         if asks is not None:
@@ -153,8 +154,8 @@ def _keep_from_the_hub() -> None:
 
 
 def _for_another(asks: Callable[..., bool]) -> Callable[..., bool]:
-    """Wraps transformers' check for flash attention so that it returns False for configs that
-    select flashsmith."""
+    """Wraps transformers' check for flash attention so that the check returns False for configs
+    that select flashsmith."""
 
     def asks_for_another(config: Any = None, *args: Any, **keywords: Any) -> bool:
         if getattr(config, "_attn_implementation", None) == NAME:
@@ -185,7 +186,7 @@ class _Call(NamedTuple):
     pages: Pages | None = None
 
     def keywords(self) -> dict[str, Any]:
-        """The keywords of attention() for masks, scores, bits and emulation."""
+        """Returns the keywords of attention() for masks, scores, bits and emulation."""
         limit = None if self.window is None else self.window - 1
         return {
             "causal": self.causal,
@@ -220,12 +221,11 @@ def flashsmith_attention_forward(
     indices: Any = None,
     **keywords: Any,
 ) -> tuple[Any, None]:
-    """The attention function, which transformers calls for every layer.
-
-    It returns the output, (batch, length, heads, d), and None for the attention weights.
+    """Computes a layer's attention; transformers calls this function for every layer. It returns
+    the output, (batch, length, heads, d), and None in place of the attention weights.
 
     Raises:
-        ArgumentError: the layer's attention cannot be computed here, nor by PyTorch's function.
+        ArgumentError: neither flashsmith nor PyTorch's function can compute the layer's attention.
     """
     _check_keywords(module, keywords)
     if cache is not None:  # in transformers 5.23 the attention function updates the cache
@@ -276,7 +276,7 @@ def _check_keywords(module: Any, keywords: Mapping[str, Any]) -> None:
 def _pages_and_rows(
     module: Any, key: Any, value: Any, keywords: Mapping[str, Any]
 ) -> tuple[Any, Any, Any]:
-    """The pages that a call reads (None if it reads no pages), and its keys and values."""
+    """Returns the pages that a call reads (None if it reads no pages), and its keys and values."""
     if (unread := unread_of(key, value)) is not None:
         return unread.pages, unread.key, unread.value
     if keywords.get("block_table") is not None:
@@ -289,8 +289,8 @@ def _pages_and_rows(
 
 
 def _hidden(mask: Any, query: Any, key: Any, value: Any, sinks: Any) -> HiddenKeys:
-    """The keys that a mask hides. If the call needs gradients, the hidden keys are given in a form
-    for which flashsmith computes gradients."""
+    """Returns the keys that a mask hides. If the call needs gradients, the hidden keys are given in
+    a form for which flashsmith computes gradients."""
     hidden = hidden_by(mask, query.shape[2])
     is_cache = hidden.filled is not None or hidden.dropped is not None
     if not is_cache or not needs_gradients(query, key, value, sinks):
@@ -312,7 +312,7 @@ def _causality(
 ) -> tuple[bool, int | None]:
     """Whether a layer's attention is causal, and its window.
 
-    If the mask determines both, the layer's own attributes are ignored.
+    If the mask determines both, the layer's attributes are ignored.
     """
     causal, window = _stated_or_masked(module, hidden, given, window, query, pages)
     if window is not None and hidden.causal is None and key.shape[2] != query.shape[2]:
@@ -429,7 +429,7 @@ def _refuse_or_note(call: _Call, reason: Reason) -> None:
 
 
 def _by_kernel(call: _Call) -> Any:
-    """The output of the kernels, (batch, length, heads, d)."""
+    """Returns the output of the kernels, (batch, length, heads, d)."""
     q, k, v = (tensor.transpose(1, 2) for tensor in (call.query, call.key, call.value))
     if call.pages is not None:
         return _on_pages(call, call.pages, q, k, v)
@@ -448,14 +448,14 @@ def _by_kernel(call: _Call) -> Any:
     if real_k.whole_lines:
         return attention(q, k, v, **call.keywords())
     if call.causal or call.window is not None or call.padding.dtype is not torch.bool:
-        # The queries are those of the last keys, so the padding of these keys applies to the
-        # queries too.
+        # The queries belong to the last keys, so the padding of these keys applies to the queries
+        # too.
         real_q = packing_of(call.padding, last=q.shape[1])
         packed = _on_packed(call, real_q.pack(q), real_q, real_k.pack(k), real_k.pack(v), real_k)
         return real_q.unpack(packed, *q.shape[:2])
     # In cross-attention the mask does not cover the queries, and this function cannot know whether
-    # its caller is cross-attention. Computing all queries is always correct, and only the work on
-    # padded rows is wasted.
+    # its caller is cross-attention. So all queries are computed, which is always correct and only
+    # wastes the work on padded rows.
     all_q = packing_of_all(q.shape[0], q.shape[1], q.device)
     rows = q.reshape(-1, *q.shape[2:])
     return _on_packed(call, rows, all_q, real_k.pack(k), real_k.pack(v), real_k).view(
@@ -477,7 +477,8 @@ def _on_packed(call: _Call, q: Any, real_q: Packing, k: Any, v: Any, real_k: Pac
 
 
 def _on_rolled(call: _Call, q: Any, k: Any, v: Any) -> Any:
-    """Computes attention over a rolling cache, which drops keys once they have left the window."""
+    """Computes attention over a rolling cache: a cache that drops keys once they have left the
+    window."""
     how = {"cache_lens": call.filled, "kv_offset": call.dropped, **call.keywords()}
     if call.padding is None:
         return attention_with_cache(q, k, v, **how)

@@ -1,4 +1,5 @@
-"""The ``bits`` option for transformers' models, and errors for calls without canonical bits.
+"""Stores the option ``bits`` for transformers' models, and raises the errors for calls that cannot
+have canonical bits.
 
 The canonical bits of a row depend on where the row's sequence begins. A rolling cache drops the
 keys before a window, so the number of dropped keys must be known.
@@ -26,7 +27,8 @@ def ask_for_bits(bits: Any) -> None:
 
 
 def asked_bits() -> str | None:
-    """The argument ``bits`` for calls to attention(); None means that FLASHSMITH_BITS decides."""
+    """Returns the argument ``bits`` for calls to attention(); None means that FLASHSMITH_BITS
+    decides."""
     return _asked
 
 
@@ -44,7 +46,7 @@ def refuse_under_canonical(why: str) -> None:
 
 def refuse_rolling(argument: str, facts: str) -> None:
     """Raises ArgumentError if bits must be canonical. Canonical bits need the positions of the keys
-    in their sequence, and the caller does not know them."""
+    in their sequence, and the caller does not know these positions."""
     refuse_under_canonical(
         f"{argument}: {facts}; canonical bits need each key's position in its sequence: generate "
         "with a cache that keeps all keys"

@@ -1,4 +1,5 @@
-"""The masks of transformers' models, each in the smallest form that describes the hidden keys.
+"""Makes the masks of transformers' models, each in the smallest form that describes which keys are
+hidden.
 
 transformers builds a mask once per forward pass, and every layer reads it. A layer's attributes
 (is_causal, sliding_window) may be wrong or missing. Only the mask function knows which mask was
@@ -95,7 +96,7 @@ def flashsmith_mask(
     device: Any = "cpu",
     **keywords: Any,
 ) -> Any:
-    """The mask function, which transformers calls once per forward pass.
+    """Builds a mask; transformers calls this function once per forward pass.
 
     It returns one of this module's compact forms, or a full mask for models that need one.
 
@@ -156,7 +157,7 @@ def _may_be_compact(hidden: HiddenKeys, queries: int, *, may_skip: bool, passed_
     """Whether a model works with a compact form of its mask.
 
     ``may_skip``: whether transformers allows the mask to be left out.
-    ``passed_on``: whether the model passes masks on without reading them.
+    ``passed_on``: whether the model passes masks on to its layers without reading them.
     """
     if not hidden.causal:
         return may_skip and (passed_on or not hidden.window)
@@ -178,7 +179,7 @@ _known: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
 
 
 def hidden_by(mask: Any, queries: int) -> HiddenKeys:
-    """The keys that an attention mask hides; ``queries`` is the number of queries.
+    """Returns the keys that an attention mask hides; ``queries`` is the number of queries.
 
     Raises:
         ArgumentError: the model has changed the mask that flashsmith_mask() built.
@@ -195,8 +196,8 @@ def hidden_by(mask: Any, queries: int) -> HiddenKeys:
             return HiddenKeys(causal=False, window=0)
     if not _may_ask():
         return _hidden_by_values(mask, queries) or HiddenKeys(pattern=mask)
-    # Every layer gets the same mask and therefore the same padding object, which is packing_of()'s
-    # cache key.
+    # Every layer gets the same mask and therefore the same padding object, by which packing_of()
+    # caches its results.
     version = _version(mask)
     if mask not in _known or _known[mask][0] != version:
         _known[mask] = version, _hidden_by_values(mask.detach(), queries)
@@ -204,7 +205,7 @@ def hidden_by(mask: Any, queries: int) -> HiddenKeys:
 
 
 def _counted(mask: Any) -> HiddenKeys:
-    """The keys that an int32 mask hides."""
+    """Returns the keys that an int32 mask hides."""
     n = mask.shape[1]
     filled, dropped = (mask[:, i, 0, 0].contiguous() if i < n else None for i in range(2))
     found = HiddenKeys(*_kind_of_form(mask), filled=filled, dropped=dropped)
@@ -212,15 +213,15 @@ def _counted(mask: Any) -> HiddenKeys:
 
 
 def _is_one_value(mask: Any) -> bool:
-    """Whether a mask is a single element that was expanded. The element must be True, because no
+    """Whether a mask is a single element that was expanded. If so, the element is True, because no
     mask hides all keys."""
     sizes = zip(mask.shape, mask.stride(), strict=True)
     return all(stride == 0 for size, stride in sizes if size != 1)
 
 
 def selected_by(mask: Any, indices: Any, keys: int) -> Any:
-    """The mask of sparse attention: a (batch, 1, queries, keys) mask that also hides all keys that
-    are not among the (batch, queries, n) indices.
+    """Returns the mask of sparse attention: a (batch, 1, queries, keys) mask that also hides all
+    keys that are not among the (batch, queries, n) indices.
 
     Raises:
         ArgumentError: the mask or the indices have another shape.
@@ -241,7 +242,8 @@ def selected_by(mask: Any, indices: Any, keys: int) -> Any:
 
 
 def _hidden_by_values(mask: Any, queries: int) -> HiddenKeys | None:
-    """The keys that a mask hides, read from its shape and values; None if it is a pattern."""
+    """Returns the keys that a mask hides, read from its shape and values; None if it is a
+    pattern."""
     if mask.dim() == 2:  # the user's mask, from a model that does not call the mask function
         real = mask if mask.dtype is torch.bool else mask != 0
         return HiddenKeys(padding=real, keys=mask.shape[1])
@@ -274,7 +276,7 @@ def _form(hidden: HiddenKeys, batch_size: int, q_length: int, kv_length: int, de
 
 
 def _counts(hidden: HiddenKeys) -> Any:
-    """The values of the int32 form, (batch, n) int32."""
+    """Returns the values of a mask in the int32 form: (batch, n) int32."""
     counts = [it[:, None] for it in (hidden.filled, hidden.dropped) if it is not None]
     if hidden.padding is not None:
         counts.append(hidden.padding.to(torch.int32))
@@ -303,8 +305,8 @@ def _hidden(
     attention_mask: Any,
     device: Any,
 ) -> HiddenKeys | None:
-    """The keys hidden by the mask that transformers requests; None if only the full mask describes
-    them."""
+    """Returns the keys hidden by the mask that transformers requests; None if only the full mask
+    describes them."""
     sequences = _sequence_numbers(mask_function)
     if sequences is not None and attention_mask is None:
         numbers, (causal, window) = sequences
@@ -346,7 +348,7 @@ def _with_dropped(
     attention_mask: Any,
     device: Any,
 ) -> HiddenKeys:
-    """``hidden``, with the number of keys that the cache has dropped from each sequence, if any.
+    """Adds to ``hidden`` the number of keys that the cache has dropped from each sequence, if any.
 
     Raises:
         ArgumentError: these keys cannot be counted, or a query would see them.
@@ -384,14 +386,15 @@ def _numbers_sequences(padding: Any) -> bool:
 
 
 def _closure(function: MaskFunction) -> dict[str, Any]:
-    """The closure variables of a nested function, by name."""
+    """Returns the closure variables of a nested function, by name."""
     cells = getattr(function, "__closure__", None) or ()
     names = getattr(getattr(function, "__code__", None), "co_freevars", ())
     return {name: cell.cell_contents for name, cell in zip(names, cells, strict=True)}
 
 
 def _parts(function: MaskFunction) -> dict[str, MaskFunction]:
-    """The masks that and_masks() combined, keyed by the names of the functions that made them."""
+    """Returns the masks that and_masks() combined, keyed by the names of the functions that made
+    them."""
     if is_tracing() or getattr(function, "__name__", "") != "and_mask":
         return {}
     joined = _closure(function).get("mask_functions", ())
@@ -420,8 +423,8 @@ def _kind(function: MaskFunction) -> tuple[bool, int] | None:
 
 
 def _sequence_numbers(function: MaskFunction) -> tuple[Any, tuple[bool, int]] | None:
-    """The (batch, keys) sequence numbers of packed sequences, and the kind of mask within each
-    sequence.
+    """Returns the (batch, keys) sequence numbers of packed sequences, and the kind of mask within
+    each sequence.
 
     None if the mask is not for packed sequences.
     """

@@ -1,5 +1,5 @@
-"""What transformers declares about a model's classes: how they use masks, and whether they may run
-on attention implementations other than eager."""
+"""Finds out what transformers declares about a model's classes: how the classes use masks, and
+whether they may run on attention implementations other than eager."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Model(NamedTuple):
 
 
 def model_of(config: Any) -> Model | None:
-    """The model of a config; None if its module is not found."""
+    """Returns the model of a config; None if its module is not found."""
     return None if config is None else _model_of(type(config))
 
 
@@ -75,8 +75,8 @@ def _find_model(config_class: type) -> Model | None:
 
 
 def check_that_it_builds_masks(module: Any) -> None:
-    """Raises ArgumentError for a layer of a model that runs on eager attention only and builds no
-    masks, because it is unknown which keys the attention function of such a model hides."""
+    """Raises ArgumentError if a layer's model runs on eager attention only and builds no masks,
+    because nothing says which keys the attention function of such a model hides."""
     model = model_of(getattr(module, "config", None))
     if model is not None and not model.supported and not model.builds_masks:
         raise _unsupported(module, model)

@@ -1,11 +1,11 @@
-"""The paged cache of transformers' continuous batching, read and appended to in place.
+"""Reads the paged cache of transformers' continuous batching, and appends to it, in place.
 
 The code that calls the cache's update() depends on the version of transformers. In transformers
 5.23 it is the attention function, which gets the cache as an argument. From 5.24 on it is the
 model, and the attention function never gets the cache. Therefore, the tensors that update() returns
-also record where the pages are. To all other code these tensors look like gathered keys and values,
-which the first operation on them gathers. Models need this, because they may share keys between
-layers, or change keys before they call the attention function.
+also record where the pages are. To all other code these tensors look like gathered keys and values:
+the first operation on such a tensor gathers them. Models need this, because a model may share keys
+between layers, or change keys before it calls the attention function.
 """
 
 from __future__ import annotations
@@ -100,12 +100,12 @@ class _UnreadTensor(torch.Tensor):
 
 
 def gathered(tensor: Any) -> Any:
-    """The gathered tensor of an _UnreadTensor; other tensors unchanged."""
+    """Returns the gathered tensor of an _UnreadTensor; other tensors unchanged."""
     return tensor.unread.read[tensor.index] if isinstance(tensor, _UnreadTensor) else tensor
 
 
 def unread_of(key: Any, value: Any) -> PendingAppend | None:
-    """The PendingAppend of a layer's keys and values; None unless update() returned both
+    """Returns the PendingAppend of a layer's keys and values; None unless update() returned both
     unchanged."""
     if not isinstance(key, _UnreadTensor) or not isinstance(value, _UnreadTensor):
         return None
@@ -134,8 +134,8 @@ def updated(
 
 
 def leave_pages_unread() -> None:
-    """Patches transformers so that, for models that use flashsmith, it gathers keys only if this is
-    necessary."""
+    """Patches transformers so that, for models that use flashsmith, keys are gathered only if this
+    is necessary."""
     update = getattr(PagedAttentionCache, "update", None)
     if update is None or getattr(update, "leaves_unread_for", None) == NAME:
         return  # before transformers 5.23, or already patched
@@ -168,7 +168,8 @@ def leave_pages_unread() -> None:
 
 
 def of_kind(layer: Any, lengths: Any) -> Any:
-    """The lengths for the layer's type; ``lengths`` unchanged if it is not a dict by layer type.
+    """Returns the lengths for the layer's type; ``lengths`` unchanged if it is not a dict by layer
+    type.
 
     update() also selects them, but a layer that shares another layer's keys does not call update().
     """
@@ -176,7 +177,8 @@ def of_kind(layer: Any, lengths: Any) -> Any:
 
 
 def _pages_of(cache: Any, key: Any, layer_idx: int, lengths: dict[str, Any]) -> Pages | None:
-    """A layer's pages if the kernels can read them in place; None if its keys must be gathered.
+    """Returns a layer's pages if the kernels can read them in place; None if its keys must be
+    gathered.
 
     Keys must be gathered in layers with a window (whose keys transformers keeps in a ring buffer),
     for dtypes that the kernels do not support, and if all keys are new.
@@ -186,7 +188,7 @@ def _pages_of(cache: Any, key: Any, layer_idx: int, lengths: dict[str, Any]) -> 
         return None
     k_cache, v_cache = allocator.get_cache_for_block_table(layer_idx)
     # The layer has one page in each block. transformers' views start at this layer's first page but
-    # contain the pages of all layers, so every (stride // page)-th page is the layer's.
+    # contain the pages of all layers, so every (stride // page)-th page belongs to the layer.
     page, stride = k_cache.shape[1], allocator.block_physical_stride
     k_cache, v_cache = (pages[:: stride // page] for pages in (k_cache, v_cache))
     starts = of_kind(allocator, lengths["cu_seq_lens_k"])
@@ -197,8 +199,7 @@ def _pages_of(cache: Any, key: Any, layer_idx: int, lengths: dict[str, Any]) -> 
                 "load the model in one of them, or set max_blocks_per_request=0 in the "
                 "ContinuousBatchingConfig"
             )
-        # Sequences that are only there to pad the batch have the length -1, so that nothing is
-        # appended to them.
+        # Sequences that only pad the batch get the length -1, so that nothing is appended to them.
         lens = starts.diff().to(torch.int32) - 1
         table = tables[allocator.index].div(stride // page, rounding_mode="floor")
         return Pages(k_cache, v_cache, table, lens, None)

@@ -25,15 +25,15 @@ class Sequences(NamedTuple):
 def sequences_of(
     starts: tuple[Any, Any], longest: tuple[Any, Any], query: Any, key: Any
 ) -> Sequences | None:
-    """The packed sequences that a caller's arguments describe; None if there are none.
+    """Returns the packed sequences that a caller's arguments describe; None if there are none.
 
     ``starts`` are cu_seq_lens_q and cu_seq_lens_k, ``longest`` are max_length_q and max_length_k. A
     value that is given for only one of q and k is used for both. Maximum lengths that are missing
     are computed.
 
     Raises:
-        ArgumentError: the cumulative lengths of q or of k are missing, and those of the other do
-            not fit.
+        ArgumentError: the cumulative lengths are given for only one of q and k, and do not fit the
+        other.
     """
     starts_q, starts_k = starts
     longest_q, longest_k = longest
@@ -62,7 +62,8 @@ def sequences_of(
     )
 
 
-# Every layer gets the same tensors, so each tensor is read from the GPU once.
+# Every layer gets the same tensors, so the result is cached, and each tensor is read from the GPU
+# once.
 _longest_of: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
 _numbers_of: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
 
@@ -80,7 +81,7 @@ def _longest(starts: Any, given: Any, tensor: Any) -> int:
 
 
 def sequences_by_position(position_ids: Any, query: Any, key: Any) -> Any:
-    """The sequence numbers (1, keys) that a single batch row of position ids describes.
+    """Returns the sequence numbers (1, keys) that a single batch row of position ids describes.
 
     None if the row is one sequence. As for FlashAttention in transformers, a sequence begins at
     every occurrence of the smallest position, and rows with cached keys are not split. The first

@@ -1,5 +1,4 @@
-"""Calls to attention() and attention_with_cache() from functions whose arguments differ from
-theirs.
+"""Makes calls to attention() and attention_with_cache() for functions that have other arguments.
 
 Translating the arguments takes as long as the call. Therefore, a repeated call is looked up by its
 original arguments and runs the cached launch of its translation.
@@ -53,7 +52,7 @@ def remember_translated(arguments: tuple[Any, ...], names: Any, call: Translated
 
 
 def _with(run: cached_calls.Run, also: tuple[Any, ...]) -> cached_calls.Run:
-    """A function that returns the results of ``run`` followed by ``also``."""
+    """Returns a function that returns the results of ``run`` followed by ``also``."""
 
     def run_and_add(given: tuple[Any, ...]) -> Any:
         results = run(given)

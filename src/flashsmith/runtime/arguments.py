@@ -1,4 +1,4 @@
-"""All checks on the tensors of a forward pass; a call that passes them is safe to launch."""
+"""Checks the tensors of a forward pass; a call that passes all checks is safe to launch."""
 
 from __future__ import annotations
 
@@ -83,7 +83,8 @@ def check_request(
     check_contents: bool = True,
     output: str = "o",
 ) -> Request:
-    """The checked request for q, k, v, o (or None) and the options, independent of the kernel.
+    """Returns the checked request for q, k, v, o (or None) and the options, independent of the
+    kernel.
 
     ``output`` is the name of o in error messages.
 
@@ -135,7 +136,8 @@ def check_request(
 
 
 def _statistics(options: ForwardOptions, *, partial: bool, has_sinks: bool) -> list[str]:
-    """The row statistics that a call returns; partial attention always returns the log-sum-exp.
+    """Returns the row statistics that a call returns; partial attention always returns the
+    log-sum-exp.
 
     Raises ArgumentError if partial attention is combined with sinks or row maxima.
     """
@@ -152,7 +154,8 @@ def _statistics(options: ForwardOptions, *, partial: bool, has_sinks: bool) -> l
 
 
 def program_for(bound: Any, bits: str) -> str:
-    """A call's program as a string, in the form that kernels compute; '' without a program."""
+    """Returns a call's program as a string, in the form that kernels compute; '' without a
+    program."""
     if bound is None:
         return ""
     program: Program = bound.program
@@ -160,14 +163,14 @@ def program_for(bound: Any, bits: str) -> str:
 
 
 def mask_options(mask: MaskLimits, scale: float, softcap: float) -> dict[str, Any]:
-    """Scale, softcap and window limits, in the form that operations take."""
+    """Returns scale, softcap and window limits, in the form that operations take."""
     windowed = mask.kind == "window"
     left, right = (mask.left, mask.right) if windowed else (None, None)
     return {"scale": scale, "softcap": softcap, "left": left, "right": right}
 
 
 def check_inputs(q: Any, k: Any, v: Any, *, packed: bool) -> tuple[TensorView, ...]:
-    """Views of q, k and v.
+    """Checks q, k and v, and returns views of them.
 
     Raises ArgumentError for anything but three fp16 or bf16 tensors of one framework and device,
     of rank 4 (packed: 3), 16-byte aligned with a contiguous last dimension.
@@ -178,8 +181,8 @@ def check_inputs(q: Any, k: Any, v: Any, *, packed: bool) -> tuple[TensorView, .
         if len(view.shape) != (3 if packed else 4):
             raise _wrong_rank(view, packed)
         _check_same_kind(view, q_view)
-        # Checked before the strides, because an unsupported d makes a contiguous tensor's strides
-        # fail, too.
+        # d is checked before the strides, because an unsupported d makes a contiguous tensor's
+        # strides fail, too.
         _check_d(view, q_view)
         _check_layout(view)
     return views
@@ -196,7 +199,7 @@ def check_problem(
     bits: str = "",
     program: str = "",
 ) -> Problem:
-    """The problem of q, k and v.
+    """Checks the shapes of q, k and v, and returns the problem that they describe.
 
     Raises ArgumentError when the shapes do not match each other or exceed a kernel's index range.
     """
@@ -208,10 +211,10 @@ def check_problem(
 
 
 def check_fit(cfg: KernelConfig, problem: Problem) -> Semantics:
-    """The semantics that ``cfg``'s kernel needs for ``problem``.
+    """Returns the semantics that ``cfg``'s kernel needs for ``problem``.
 
-    Raises ArgumentError when the kernel cannot compute the problem: they differ in operation or
-    dtype, the kernel's d_head is too small, or the grid needs too many blocks.
+    Raises ArgumentError when the kernel cannot compute the problem: kernel and problem differ in
+    operation or dtype, the kernel's d_head is too small, or the grid needs too many blocks.
     """
     if cfg.family.operation != problem.operation:
         raise ArgumentError(
@@ -238,10 +241,10 @@ def check_fit(cfg: KernelConfig, problem: Problem) -> Semantics:
 
 
 def check_serves(cfg: KernelConfig, problem: Problem) -> Semantics:
-    """The semantics that the config's kernel needs to compute the problem.
+    """Returns the semantics that the config's kernel needs to compute the problem.
 
-    Raises ArgumentError if the kernel cannot compute the problem: they differ in operation or
-    dtype, or the kernel's d_head is too small.
+    Raises ArgumentError if the kernel cannot compute the problem: kernel and problem differ in
+    operation or dtype, or the kernel's d_head is too small.
     """
     computes = cfg.family.operation
     if computes != problem.operation:
@@ -333,8 +336,8 @@ def check_program(cfg: KernelConfig, problem: Problem) -> None:
 
 
 def check_sinks(sinks: Any, q: TensorView, heads_q: int) -> TensorView | None:
-    """A view of the sinks, or None without sinks. Raises ArgumentError unless the sinks are an fp32
-    tensor of shape (heads_q,)."""
+    """Returns a view of the sinks, or None without sinks. Raises ArgumentError unless the sinks are
+    an fp32 tensor of shape (heads_q,)."""
     if sinks is None:
         return None
     view = view_vector("sinks", sinks, "float32")
@@ -356,10 +359,10 @@ def check_output(
     dtype: str = "",
     d_v: int | None = None,
 ) -> TensorView:
-    """A view of the output tensor that the caller passed as argument ``name``.
+    """Returns a view of the output tensor that the caller passed as argument ``name``.
 
-    Its dtype must be ``dtype`` ('' means q's dtype), and its last dimension must be ``d_v`` (None
-    means q's d).
+    The output's dtype must be ``dtype`` ('' means q's dtype), and its last dimension must be
+    ``d_v`` (None means q's d).
 
     Raises ArgumentError unless the output has the right shape, dtype, framework and device, is
     writable and aligned, and does not overlap an input or itself.
@@ -475,7 +478,7 @@ def _problem(
     bits: str,
     program: str,
 ) -> Problem:
-    """The problem that three shapes describe. Cached, because a model's many calls have few
+    """Returns the problem that three shapes describe. Cached, because a model's many calls have few
     distinct shapes."""
     *q_rows, heads_q, d = q
     *k_rows, heads_k, _ = k

@@ -70,7 +70,7 @@ class BackwardAhead(NamedTuple):
     gradients: str = ""  # the gradients that will be needed, as in Problem.gradients
 
     def config_for(self, request: Request, device: DeviceSpec) -> KernelConfig:
-        """The config whose kernel will compute the gradients of ``request``.
+        """Returns the config whose kernel will compute the gradients of ``request``.
 
         Raises the errors of choosing, finding and building that kernel.
         """
@@ -85,7 +85,8 @@ class BackwardAhead(NamedTuple):
 def run_backward(
     config: KernelConfig | Chooser, tensors: Tensors, options: BackwardOptions, emulate: bool
 ) -> Gradients:
-    """The gradients for do, q, k, v, o and lse from the kernel of a config or a Chooser's choice.
+    """Computes the gradients from do, q, k, v, o and lse, with the kernel of a config or of a
+    Chooser's choice.
 
     The full checks run once for calls that differ only in tensor addresses.
     """
@@ -100,7 +101,8 @@ def run_backward(
 def backward_call(
     config: KernelConfig | Chooser, tensors: Tensors, options: BackwardOptions, emulate: bool
 ) -> Invocation | None:
-    """The Invocation to cache this call under; None when lengths must be read from the device."""
+    """Returns the Invocation under which this call is cached; None when lengths must be read from
+    the device."""
     forward, dlse, *others = options
     if waits_for(forward):
         return None
@@ -138,8 +140,8 @@ def run_gradients(
     observers: Sequence[Observer] = (),
     schedule_seed: int | None = None,
 ) -> OperationResult:
-    """``backward`` with the kernel of a given config; for verification and benchmarks it also takes
-    the additional arguments of ``run_forward``."""
+    """Does the same as ``backward``, with the kernel of a given config; for verification and
+    benchmarks it also takes the additional arguments of ``run_forward``."""
     prepared = _prepare(
         *(check_config(cfg, BACKWARD.name), tensors, options, emulate),
         timed=timed,
@@ -150,8 +152,8 @@ def run_gradients(
 
 
 class _Prepared(NamedTuple):
-    """A prepared call, the names of the tensors that it copied, and whether later calls may repeat
-    it."""
+    """A prepared call, the names of the tensors that the call copied, and whether later calls may
+    repeat it."""
 
     call: PreparedCall
     copied: list[str]
@@ -203,7 +205,7 @@ def _prepare(
         )
 
     def find_kernel() -> LoadedKernel:
-        # An empty ``wish`` needs no kernel for its own outputs, but dsinks may still need one.
+        # If ``wish`` is empty, its outputs need no kernel, but dsinks may still need one.
         return kernel or kernel_for(cfg, problem.required_semantics(cfg), request, device, None)
 
     prepared = prepare(request, device, find_kernel, timed=timed, poisoned=poisoned)
@@ -239,7 +241,7 @@ def _limits(
     emulate: bool,
     arch: int | DeviceSpec | None = None,
 ) -> DeviceSpec:
-    """The limits of the tensors' GPU or, for host tensors, of the emulated GPU."""
+    """Returns the limits of the tensors' GPU or, for host tensors, of the emulated GPU."""
     if arch is None:
         is_config = isinstance(config, KernelConfig)
         arch = emulated_arch(config) if is_config else arch_to_emulate(forward.problem)
@@ -253,8 +255,8 @@ def _backward(problem: Problem, gradients: str) -> Problem:
 def _kernel_for(
     config: KernelConfig | Chooser, wish: Request, device: DeviceSpec
 ) -> tuple[KernelConfig, LoadedKernel | None, bool]:
-    """The config that serves ``wish``, its kernel, and whether this kernel was requested (True) or
-    is a substitute (False).
+    """Returns the config that serves ``wish``, its kernel, and whether this kernel was requested
+    (True) or is a substitute (False).
 
     The kernel is None when there is nothing to compute.
     """
@@ -270,7 +272,7 @@ def _kernel_for(
 
 
 def _readable(name: str, tensor: Any, wish: Request, cfg: KernelConfig) -> tuple[Any, str]:
-    """A gradient that ``cfg``'s kernel can read, and why it is a copy ('' if it is not).
+    """Returns a gradient that ``cfg``'s kernel can read, and why it is a copy ('' if it is not).
 
     The gradient is the tensor itself or, for the reason 'layout' or 'address', a dense copy.
     """

@@ -11,7 +11,7 @@ from flashsmith.semantics.sizes import FREE
 
 
 def resolve_bits(bits: Any) -> str:
-    """The value of ``Problem.bits``: 'canonical', or '' if the kernel may produce any bits.
+    """Returns the value of ``Problem.bits``: 'canonical', or '' if the kernel may produce any bits.
 
     Raises ArgumentError when ``bits`` (or FLASHSMITH_BITS, when ``bits`` is None) has any other
     value.
@@ -20,8 +20,8 @@ def resolve_bits(bits: Any) -> str:
 
 
 def named_bits(word: str) -> dict[str, str]:
-    """The value of the keyword ``bits`` that gives a problem the value ``Problem.bits``, whatever
-    FLASHSMITH_BITS is.
+    """Returns the keyword ``bits``, by name, with the value that gives a problem ``word`` as its
+    ``Problem.bits`` for any value of FLASHSMITH_BITS.
 
     Empty when the bits are free and the variable is not set.
     """
@@ -29,8 +29,8 @@ def named_bits(word: str) -> dict[str, str]:
 
 
 def cannot_keep(bits: Any, why: str) -> ArgumentError:
-    """The error for a call that requests canonical bits but, for the reason ``why``, cannot have
-    them."""
+    """Returns the error for a call that requests canonical bits but, for the reason ``why``, cannot
+    have them."""
     if bits is not None:
         return ArgumentError(f"bits={bits!r}: {why}; give bits='free'")
     return ArgumentError(

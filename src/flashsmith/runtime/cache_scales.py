@@ -34,8 +34,8 @@ class Scales(NamedTuple):
 
     @classmethod
     def of(cls, k_scale: Any, v_scale: Any) -> Scales:
-        """The scales that a caller passed. Raises ArgumentError unless each is a tensor, a number
-        or None."""
+        """Returns the scales that a caller passed. Raises ArgumentError unless each is a tensor, a
+        number or None."""
         if k_scale is None and v_scale is None:
             return _NO_SCALES
         (k, k_value), (v, v_value) = _split("k_scale", k_scale), _split("v_scale", v_scale)
@@ -61,8 +61,8 @@ def _split(name: str, scale: Any) -> tuple[Any, float | None]:
 
 
 def add_scales(views: dict[str, TensorView], scales: Scales) -> dict[str, float]:
-    """Adds views of the tensor scales to the views of the caches; returns the number scales by the
-    operation's names for them."""
+    """Adds views of those scales that are tensors to the views of the caches; returns those scales
+    that are numbers, by the operation's names for them."""
     numbers: dict[str, float] = {}
     for name, tensor, value in zip(SCALES, *scales, strict=True):
         if tensor is not None:
@@ -87,7 +87,7 @@ def _scale_view(name: str, tensor: Any, cache: TensorView) -> TensorView:
 
 
 def cache_format(views: Mapping[str, TensorView], *, has_scales: bool) -> CacheFormat:
-    """The format in which the caches of these views store their elements."""
+    """Returns the format in which the caches of these views store their elements."""
     found = CacheFormat.of_dtype(views["k_cache"].dtype)
     return CacheFormat.SCALED if has_scales and not found else found
 

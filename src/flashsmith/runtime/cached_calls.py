@@ -6,9 +6,9 @@ tensors of a RepeatableFramework have a signature; all others run all checks. A 
 checks is never cached.
 
 Reading, hashing and comparing a signature would take half of a call's time, and binding its
-keywords another tenth. A *repeated call* needs neither, because it is looked up by the arguments
-exactly as the caller passes them. One function of the framework compares all tensors, and most
-options are the same objects as in the earlier call.
+keywords another tenth. A *repeated call* needs none of this, because it is looked up by the
+arguments exactly as the caller passes them. One function of the framework compares all tensors, and
+most options are the same objects as in the earlier call.
 """
 
 from __future__ import annotations
@@ -101,7 +101,8 @@ class CachedCall:
         self._places = [addressed.get(tensor.name) for tensor in tensors]
         self._n_addressed = len(addressed)
         self._set_launch(launch, framework, first.source)
-        # An extra None after the given and allocated tensors; absent outputs index it.
+        # An extra None after the given and allocated tensors; absent outputs have the index of this
+        # None.
         self._absent = (None,) if None in returned else ()
         at = [len(addressed) if name is None else addressed[name] for name in returned]
         self._returned = itemgetter(*at) if at else tuple
@@ -111,8 +112,8 @@ class CachedCall:
     def with_launch(
         self, launch: PreparedLaunch, framework: RepeatableFramework, like: Any
     ) -> CachedCall:
-        """A copy of this call with another launch, for tensors of other shapes. ``like`` is any
-        tensor on the same device. All outputs must be given, and they are not checked for
+        """Returns a copy of this call with another launch, for tensors of other shapes. ``like`` is
+        any tensor on the same device. All outputs must be given, and they are not checked for
         overlaps."""
         assert not self._new
         other = copy.copy(self)
@@ -121,8 +122,8 @@ class CachedCall:
         return other
 
     def swapped(self, like: Any) -> CachedCall:
-        """A copy of this call for callers that use the transposed layout: their 4-D inputs and
-        outputs are views of this call's tensors with dimensions 1 and 2 swapped.
+        """Returns a copy of this call for callers that use the transposed layout: their 4-D inputs
+        and outputs are views of this call's tensors with dimensions 1 and 2 swapped.
 
         A view has the same address, so the launch stays the same; only the layouts of copies and of
         new outputs differ. ``like`` is any tensor on the same device.
@@ -155,7 +156,7 @@ class CachedCall:
         self._new_kept: Callable[[], Any] | None = None
         self._kept: _Kept | None = None
         if launch.block_bytes:
-            # Allocated on the current stream, where the kernel is launched.
+            # The memory is allocated on the current stream, where the kernel is launched.
             block = (-(-launch.block_bytes // _BLOCK_ELEMENT),)
             self._new_block = framework.allocator(like, block, "int32")
             if launch.block_bytes <= KEPT_BYTES:
@@ -165,9 +166,9 @@ class CachedCall:
         self._in_order = self._order()
 
     def _order(self) -> Callable[[Any], Any] | None:
-        """A function that puts addresses in the library's order; None if they are in that order
-        already. Its argument holds the addresses of the given tensors, the allocated tensors and
-        the block, and then a 0 for absent tensors."""
+        """Returns a function that puts addresses in the library's order; None if they are in that
+        order already. Its argument holds the addresses of the given tensors, the allocated tensors
+        and the block, and then a 0 for absent tensors."""
         count = self._n_addressed
         absent = count + (self._new_block is not None)
         order = [absent if place is None else place for place in self._places]
@@ -196,16 +197,17 @@ class CachedCall:
         return self._returned(given + self._absent)
 
     def run_at(self, at: tuple[int, ...]) -> bool:
-        """``run`` for tensors given by their addresses; the output tensors' addresses must be
-        included. Returns whether it launched."""
+        """Does the same as ``run`` for the tensors at these addresses; the addresses of all outputs
+        must be included. Returns whether the call was launched."""
         if at not in self._known and not self._is_usable(at):
             return False
         self._launch_at(at)
         return True
 
     def run_from(self, at: tuple[int, ...]) -> tuple[Any, ...] | None:
-        """``run`` for tensors given by their addresses. Returns a tuple of the outputs, in which
-        outputs that were given or are absent are None; returns None if nothing was launched."""
+        """Does the same as ``run`` for the tensors at these addresses. Returns a tuple of the
+        outputs, in which outputs that were given or are absent are None; returns None if nothing
+        was launched."""
         if self._copied or (at not in self._known and not self._is_usable(at)):
             return None
         made = []
@@ -219,9 +221,9 @@ class CachedCall:
     def _launch_at(self, at: tuple[int, ...]) -> None:
         stream = self._stream_of(self._ordinal)
         if self._new_block is not None:
-            # A thread's calls on the default stream (handle 0) share one small block. They run one
-            # after the other, that stream is never captured, and its handle is never reused. On an
-            # H200 this saves 3 µs of the 60 µs that a call with gradients takes.
+            # A thread's calls on the default stream (handle 0) share one small block. These calls
+            # run one after the other, the default stream is never captured, and its handle is never
+            # reused. On an H200 this saves 3 µs of the 60 µs that a call with gradients takes.
             kept = self._kept if stream == 0 else None
             block = None if kept is None else kept.block
             if block is None:
@@ -279,7 +281,7 @@ _Layout = tuple[tuple[int, ...], str, tuple[int, ...]]
 
 
 def swapped_sizes(sizes: tuple[int, ...]) -> tuple[int, ...]:
-    """The sizes or strides of a tensor; if it is 4-D, with dimensions 1 and 2 swapped."""
+    """Returns the sizes or strides of a tensor; if it is 4-D, with dimensions 1 and 2 swapped."""
     return (sizes[0], sizes[2], sizes[1], sizes[3]) if len(sizes) == 4 else sizes
 
 
@@ -287,7 +289,8 @@ _Block = tuple[int, Any]  # its address, and the object that owns the memory
 
 
 class _Kept(threading.local):
-    """The block that one thread's calls on one GPU share, if it is large enough for them.
+    """The block that the calls of one thread on one GPU share, if the block is large enough for
+    them.
 
     Threads do not share a block, because one thread's launches could run between two launches of
     another thread's plan."""
@@ -300,8 +303,8 @@ _kept: dict[tuple[RepeatableFramework, int], _Kept] = {}
 
 
 def overlap(o: TensorView, view: TensorView) -> tuple[int, int]:
-    """The open interval of address differences (the view's minus o's) at which the address ranges
-    of the two tensors overlap."""
+    """Returns the open interval of address differences (the view's minus o's) at which the address
+    ranges of the two tensors overlap."""
     (first, end), (o_first, o_end) = byte_range(view), byte_range(o)
     apart = view.address - o.address
     return apart + o_first - end, apart + o_end - first
@@ -310,9 +313,9 @@ def overlap(o: TensorView, view: TensorView) -> tuple[int, int]:
 def _overlaps_of(
     placed: Sequence[tuple[TensorSpec, TensorView]], outputs: Container[str]
 ) -> list[tuple[int, int, int, int, int | None]]:
-    """For each pair of an output and another tensor, by their places: the open interval of
-    address differences at which the two overlap and, if the two may share memory, their difference
-    in this call (else None)."""
+    """Returns, for each pair of an output and another tensor, the places of both, the open interval
+    of address differences at which the two overlap, and, if they may share memory, their address
+    difference in this call (else None)."""
     return [
         (
             *(place, other, *overlap(view, its)),
@@ -332,8 +335,8 @@ CachedCalls = dict[Signature, CachedCall]
 # adds itself to the old dict.
 cached: CachedCalls = {}
 Groups = dict[Any, "_Group"]
-# Replaced after ``cached``: a thread that reads the new dict here also reads the new ``cached``, so
-# no forgotten call enters the new dict.
+# This dict is replaced after ``cached``: a thread that reads the new dict here also reads the new
+# ``cached``, so no forgotten call enters the new dict.
 repeated: Groups = {}
 _lock = threading.Lock()
 # The tensor types of RepeatableFrameworks in use, each with its framework's ``grad_enabled``.
@@ -409,7 +412,7 @@ class Invocation(NamedTuple):
         return True
 
     def given(self) -> tuple[Any, ...]:
-        """The tensors that are not None, as CachedCall.run takes them."""
+        """Returns the tensors that are not None, as CachedCall.run takes them."""
         return tuple(tensor for tensor in self.tensors if tensor is not None)
 
 
@@ -429,8 +432,8 @@ def _is_own(value: Any) -> bool:
 
 
 def find(asked: Invocation | None) -> tuple[Signature | None, CachedCall | None]:
-    """The signature of a call (None if it has no signature) and its CachedCall (None if it is not
-    cached)."""
+    """Returns the signature of a call (None if it has no signature) and its CachedCall (None if it
+    is not cached)."""
     if asked is None:
         return None, None
     try:
@@ -518,14 +521,15 @@ class RepeatedCall(NamedTuple):
     """A function ``run``, the arguments that it can serve, and the positions of its tensors among
     them."""
 
-    # Picks each distinct tensor once, in the order in which has_layout takes them.
+    # A function that picks each distinct tensor once, in the order in which has_layout takes them.
     distinct: Callable[[Any], tuple[Any, ...]]
-    # Returns whether tensors have the remembered types, dtypes, devices, shapes and strides.
+    # A function that returns whether tensors have the remembered types, dtypes, devices, shapes and
+    # strides.
     has_layout: Callable[..., bool]
     # The position and value of every other argument.
     options: tuple[tuple[int, Any], ...]
-    # Pairs of positions that hold the same tensor. If there are any, tensors_of picks run's
-    # tensors.
+    # Pairs of positions that hold the same tensor. If there are any, tensors_of picks the tensors
+    # for ``run``.
     same: tuple[tuple[int, int], ...]
     tensors_of: Callable[[Any], tuple[Any, ...]]
     run: Run
@@ -597,7 +601,7 @@ def run_repeated(arguments: tuple[Any, ...], names: Any) -> Any:
 
 
 def find_repeated(groups: Groups, arguments: tuple[Any, ...], names: Any) -> RepeatedCall | None:
-    """The remembered call that run_repeated would use for these arguments; ``groups`` is
+    """Returns the remembered call that run_repeated would use for these arguments; ``groups`` is
     ``repeated``."""
     group = groups.get(names)
     if group is None:
@@ -644,7 +648,7 @@ def remember_repeated(
 
 
 def _several(places: list[int]) -> Callable[[Any], tuple[Any, ...]]:
-    """A function that returns the arguments at these positions as a tuple."""
+    """Returns a function that returns the arguments at these positions as a tuple."""
     if len(places) > 1:
         return itemgetter(*places)
     (place,) = places

@@ -1,4 +1,4 @@
-"""Attention over a KV cache with a named or chosen kernel, on a GPU or in the emulator."""
+"""Computes attention over a KV cache with a named or chosen kernel, on a GPU or in the emulator."""
 
 from __future__ import annotations
 
@@ -109,8 +109,8 @@ def run_decode(
     options: DecodeOptions,
     emulate: bool,
 ) -> Any:
-    """The output, or (output, LSE), computed by the kernel of ``config`` or of the config that a
-    Chooser picks.
+    """Returns the output, or (output, LSE), computed by the kernel of ``config`` or of the config
+    that a Chooser picks.
 
     The full checks run once for calls that differ only in tensor addresses.
     """
@@ -128,7 +128,7 @@ def decode_call(
     options: DecodeOptions,
     emulate: bool,
 ) -> Invocation:
-    """The Invocation to cache this call under."""
+    """Returns the Invocation under which this call is cached."""
     name, options, reads = with_reads("decode", options)
     return Invocation(name, (*tensors, *reads), (*options, config, emulate))
 
@@ -150,8 +150,8 @@ def _run(
     chosen, kernel = cfg, None
     may_be_another = request.options["split"] == FREE or problem.bits != ""
     if may_be_another and not isinstance(config, KernelConfig):
-        # Another built kernel may serve the call: either the bits are canonical and do not depend
-        # on the kernel, or they may differ from batch to batch anyway.
+        # Another built kernel may serve the call: either the bits are canonical and so do not
+        # depend on the kernel, or the bits may differ from batch to batch anyway.
         kernel = kernel_for(cfg, semantics, request, device, config)
         cfg = kernel.config
     if q.device.kind == "cpu":
@@ -172,8 +172,8 @@ def _run(
 
 
 def with_own_checked(request: Request) -> Request:
-    """The request, once the operation's specification has checked the operation's own tensors and
-    options."""
+    """Checks the operation's own tensors and options by the operation's specification, and returns
+    the request."""
     own = {spec.name for spec in DECODE.tensors}
     found = check_operation(
         request.problem,
@@ -189,7 +189,7 @@ def with_own_checked(request: Request) -> Request:
 
 
 def _nothing(request: Request, out: Any) -> Any:
-    """The empty outputs of a call that has no queries."""
+    """Returns the empty outputs of a call that has no queries."""
     q, p = request.first, request.problem
     o = q.framework.allocate(q.source, (*q.shape[:-1], p.d_v)) if out is None else out
     if "lse" not in request.wanted:
@@ -202,8 +202,8 @@ def _nothing(request: Request, out: Any) -> Any:
 
 
 def check_request(tensors: DecodeTensors, asked: DecodeOptions) -> Request:
-    """The checked request for tensors and options, independent of the kernel. No tensor's contents
-    are read.
+    """Checks tensors and options, and returns the request, which does not depend on the kernel. No
+    tensor's contents are read.
 
     Raises ArgumentError, starting with the argument's name, when an argument is unusable.
     """
@@ -319,7 +319,7 @@ def add_sequences(
 def _add_lengths(
     views: dict[str, TensorView], tensors: DecodeTensors, asked: DecodeOptions
 ) -> tuple[int, int]:
-    """The number of sequences, and an upper bound on the number of queries per sequence."""
+    """Returns the number of sequences, and an upper bound on the number of queries per sequence."""
     q = views["q"]
     lens = view_vector("cache_lens", tensors.cache_lens, "int32")
     check_beside(lens, q)
@@ -362,8 +362,8 @@ def _check_rank(view: TensorView, rank: int, meaning: str) -> None:
 
 
 def _like_q(name: str, tensor: Any, q: TensorView, others: tuple[str, ...] = ()) -> TensorView:
-    """A view of a tensor that must have q's framework and device, and q's dtype or a dtype in
-    ``others``."""
+    """Returns a view of a tensor that must have q's framework and device, and q's dtype or a dtype
+    in ``others``."""
     if tensor is None:
         raise ArgumentError(f"{name}: missing; give a tensor")
     view = view_tensor(name, tensor, (q.dtype, *others))
@@ -402,7 +402,7 @@ def _add_caches(views: dict[str, TensorView], tensors: DecodeTensors) -> None:
 def _packed(
     tensors: DecodeTensors, asked: DecodeOptions, q: TensorView, views: dict[str, TensorView]
 ) -> tuple[int, int]:
-    """The number of packed sequences and an upper bound on their lengths.
+    """Returns the number of packed sequences and an upper bound on their lengths.
 
     Nothing is read from a device: for device tensors, the bound is the caller's or, without one,
     the total number of rows.
@@ -421,7 +421,7 @@ def _packed(
 
 
 def _capacity(tensors: DecodeTensors, views: dict[str, TensorView], batch: int) -> int:
-    """How many keys the cache can hold for each sequence."""
+    """Returns how many keys the cache can hold for each sequence."""
     q, (blocks, slots, *_) = views["q"], views["k_cache"].shape
     if tensors.page_table is None:
         if blocks != batch:

@@ -1,4 +1,4 @@
-"""The CUDA driver calls made before any kernel library is loaded: GPUs and their memory.
+"""Calls the CUDA driver for GPUs and their memory, without any kernel library.
 
 The calls go through ctypes, so they need neither PyTorch nor a compiled library.
 """
@@ -27,8 +27,8 @@ _REGISTERS_PER_SM = 82
 _SMEM_PER_BLOCK_OPTIN = 97
 _CTAS_PER_SM = 106
 
-# CUresult codes that mean 'no GPU': the first is from the toolkit's stub library, which has no
-# driver behind it; the second means that there is no device.
+# CUresult codes that mean 'no GPU'. The toolkit's stub library, which has no driver behind it,
+# returns the first; the second means that there is no device.
 _NO_GPU = (34, 100)
 _NO_CONTEXT = 201
 _NOT_READY = 600
@@ -40,14 +40,14 @@ _AT_LEAST = 0  # CU_STREAM_WAIT_VALUE_GEQ
 _LONGEST_STEP = (1 << 31) - 1
 _WORD = (1 << 32) - 1  # the largest 32-bit word
 
-# The oldest driver that runs programs linked with a CUDA major version, by that version.
+# For each CUDA major version, the oldest driver that runs programs linked with that version.
 _OLDEST_DRIVERS = {12: 525, 13: 580}
 _KERNEL_MODULE = Path("/proc/driver/nvidia/version")
 
 
 @lru_cache(maxsize=1)
 def _load() -> ctypes.CDLL | None:
-    """The initialised libcuda; None without a driver or a GPU."""
+    """Returns the initialised libcuda; None without a driver or a GPU."""
     try:
         library = ctypes.CDLL("libcuda.so.1")
     except OSError:
@@ -184,7 +184,7 @@ def _again(status: int, what: str, ordinal: int, *arguments: int | bytes) -> Non
 
 @cache
 def _function_on_stream(what: str) -> Callable[..., int]:
-    # Declaring the argument types makes a call as fast as 3 us.
+    # With declared argument types a call takes only 3 us.
     library = _load()
     if library is None:
         raise LaunchError(f"{what}: no NVIDIA driver or GPU on this machine")
@@ -193,7 +193,8 @@ def _function_on_stream(what: str) -> Callable[..., int]:
 
 
 def gpu_count() -> int:
-    """The number of GPUs that CUDA_VISIBLE_DEVICES leaves to this process; 0 without a driver."""
+    """Returns the number of GPUs that CUDA_VISIBLE_DEVICES leaves to this process; 0 without a
+    driver."""
     if _load() is None:
         return 0
     count = ctypes.c_int()
@@ -208,7 +209,7 @@ def _attribute(device: int, attribute: int) -> int:
 
 
 def driver_version() -> str:
-    """The version of NVIDIA's kernel module, such as '550.54.15'; '' if it is unknown."""
+    """Returns the version of NVIDIA's kernel module, such as '550.54.15'; '' if it is unknown."""
     try:
         words = _KERNEL_MODULE.read_text().split()
     except OSError:
@@ -217,7 +218,8 @@ def driver_version() -> str:
 
 
 def cuda_version() -> tuple[int, int]:
-    """The newest CUDA version that the driver supports. Raises LaunchError without a driver."""
+    """Returns the newest CUDA version that the driver supports. Raises LaunchError without a
+    driver."""
     version = ctypes.c_int()
     call("cuDriverGetVersion", ctypes.byref(version))
     return version.value // 1000, version.value % 1000 // 10
@@ -248,7 +250,7 @@ def check_runs(linked: str) -> None:
 
 @cache
 def query_gpu(ordinal: int) -> DeviceSpec:
-    """The limits of GPU ``ordinal``, queried once.
+    """Returns the limits of GPU ``ordinal``, queried once.
 
     Raises ArgumentError when there is no such GPU.
     """

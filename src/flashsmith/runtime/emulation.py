@@ -76,8 +76,8 @@ def exact_mma() -> Iterator[None]:
 
 
 def parse_entry(ptx: str, entry: str) -> Entry:
-    """The parsed kernel ``entry`` of a PTX module. Raises EmulatorError if the module does not
-    parse or does not contain that kernel."""
+    """Returns the parsed kernel ``entry`` of a PTX module. Raises EmulatorError if the module does
+    not parse or does not contain that kernel."""
     with flashsmith_errors():
         return parse(ptx).entry(entry)
 
@@ -152,7 +152,7 @@ def _check_zero(plan: LaunchPlan, workspaces: Sequence[np.ndarray]) -> None:
 
 
 def _filled(workspace: Workspace) -> np.ndarray:
-    """A host workspace with its initial contents.
+    """Returns a host workspace with its initial contents.
 
     Where these are undefined, all bytes are 0xFF, which is NaN in every format.
     """
@@ -163,7 +163,7 @@ def _filled(workspace: Workspace) -> np.ndarray:
 
 
 def _arguments(launch: Launch, workspaces: Sequence[int]) -> bytes:
-    """A launch's arguments with the addresses of the workspaces filled in."""
+    """Returns a launch's arguments with the addresses of the workspaces filled in."""
     arguments = bytearray(launch.argument_bytes)
     for offset, workspace, bytes_into in launch.workspace_addresses:
         arguments[offset : offset + 8] = (workspaces[workspace] + bytes_into).to_bytes(8, "little")

@@ -46,7 +46,7 @@ class Asked(Protocol):
     def deterministic(self) -> bool: ...
 
 
-# Picks, from the configs passed to it, the best one for a call.
+# A function that picks, from the configs passed to it, the best one for a call.
 Pick = Callable[[tuple[KernelConfig, ...]], KernelConfig]
 # The kernel that a call wants, the call's problem, whether TMA can copy the call's tensors, and
 # whether the kernel must be deterministic.
@@ -74,8 +74,8 @@ class FallbackKernels:
         may_build: Callable[[], bool],
         is_as_fast: Callable[[KernelConfig], bool] = lambda other: False,
     ) -> LoadedKernel:
-        """The kernel ``wanted``, built now if necessary and allowed; otherwise another, built
-        kernel. If kernels are installed and one of them ``is_as_fast``, nothing is built.
+        """Returns the kernel ``wanted``, built now if necessary and allowed; otherwise another,
+        built kernel. If an installed kernel ``is_as_fast``, nothing is built.
 
         ``pick`` chooses among the built configs of all families that serve the request. Each pair
         of kernels is logged once, as a warning unless the substitute is as fast.
@@ -111,7 +111,7 @@ class FallbackKernels:
 
     def _remember(self, call: _Call, other: LoadedKernel, stamp: object, *, as_fast: bool) -> None:
         if self.stamp != stamp or len(self.found) >= MOST_CALLS:
-            # Replaced, not emptied: another thread may be reading it.
+            # The dict is replaced, not emptied, because another thread may be reading the old one.
             self.found, self.as_fast, self.stamp = {}, set(), stamp
         self.found[call] = other
         if as_fast:
@@ -161,8 +161,8 @@ def _best_built(
 
 
 def _serving(request: Asked, device: DeviceSpec) -> dict[KernelConfig, Semantics]:
-    """The built configs that can serve a request, each with the semantics of the kernel to use: the
-    required semantics if such a kernel is built, otherwise the general-edge kernel's."""
+    """Returns the built configs that can serve a request, each with the semantics of the kernel to
+    use: the required semantics if such a kernel is built, otherwise the general-edge kernel's."""
     serving: dict[KernelConfig, Semantics] = {}
     for config, semantics in built_kernels(arch=device.arch):
         if config.family.needs_tma and not request.suits_tma:

@@ -62,7 +62,8 @@ class ForwardResult(NamedTuple):
 
 
 def returned(outputs: Mapping[str, Any]) -> Any:
-    """The return value of forward: o alone, or a tuple of o and the requested statistics."""
+    """Returns the return value of forward: o alone, or a tuple of o and the requested
+    statistics."""
     return tuple(outputs.values()) if len(outputs) > 1 else outputs["o"]
 
 
@@ -76,8 +77,8 @@ class NextKernel(Protocol):
     """
 
     def config_for(self, request: Request, device: DeviceSpec) -> KernelConfig:
-        """The config of the pass's kernel; by the time this returns, the kernel has been found or
-        built."""
+        """Returns the config of the pass's kernel; by the time this returns, the kernel has been
+        found or built."""
 
 
 @overload
@@ -201,7 +202,7 @@ def forward(
     built is built first.
 
     Args:
-        cfg: the kernel; its dtype must be that of the tensors, and its d_head at least their d.
+        cfg: the kernel; its dtype must be the tensors' dtype, and its d_head at least their d.
         o: the tensor to write the output to, of q's shape (with v's d) and dtype; None allocates
             it.
         q, k, v, causal, window, softcap, scale, sinks, cu_seqlens_q, cu_seqlens_k, max_seqlen_q,
@@ -241,7 +242,7 @@ def forward_timed(
     emulate: bool = False,
     **options: Any,
 ) -> tuple[Any, float | None]:
-    """The result of ``forward``, and the kernel's time: (o, ms), ((o, lse), ms) and so on.
+    """Returns the result of ``forward``, and the kernel's time: (o, ms), ((o, lse), ms) and so on.
 
     Takes forward's keywords. On a GPU the call waits, and ms is the time between two events around
     the launch. On the host ms is None: the emulator's time is unrelated to the kernel's.
@@ -252,7 +253,7 @@ def forward_timed(
 
 
 def plan_forward(config: KernelConfig, problem: Problem, device: DeviceSpec) -> LaunchPlan:
-    """The launches of ``config``'s kernel for dense tensors of ``problem`` on ``device``.
+    """Returns the launches of ``config``'s kernel for dense tensors of ``problem`` on ``device``.
 
     No GPU is used, so this machine need not have the ``device``. In the argument bytes, all tensors
     have address 0 except cu_seqlens, which have address 1. The softcap is 1, and a window's left
@@ -287,8 +288,8 @@ def run_forward(
     schedule_seed: int | None = None,
     **options: Any,
 ) -> ForwardResult:
-    """``forward`` with further arguments for verification and benchmarks; ``options`` are forward's
-    keywords.
+    """Does the same as ``forward``, with further arguments for verification and benchmarks;
+    ``options`` are forward's keywords.
 
     ``poisoned`` fills the outputs and workspaces allocated here with NaN before the launch. Without
     ``check_contents``, the values of host cu_seqlens are not checked before the launch.
@@ -325,7 +326,8 @@ def run_call(
     output: str,
     next_kernel: NextKernel | None = None,
 ) -> Any:
-    """The outputs for q, k, v and o (or None) from the kernel of a config or a Chooser's choice.
+    """Returns the outputs for q, k, v and o (or None) from the kernel of a config or a Chooser's
+    choice.
 
     ``output`` names o in errors, and ``next_kernel`` is the pass that will follow. The full
     checks run once for calls that differ only in tensor addresses.
@@ -346,12 +348,12 @@ def run_call(
 
 
 def _names(options: ForwardOptions) -> tuple[str, ...]:
-    """The operation's names for the tensors in the call's Invocation."""
+    """Returns the operation's names for the tensors in the call's Invocation."""
     return (*_NAMES, *read_names(options)) if options.program is not None else _NAMES
 
 
 def read_names(options: Any) -> tuple[str, ...]:
-    """The operation's names for the tensors that the call's program reads."""
+    """Returns the operation's names for the tensors that the call's program reads."""
     if options.program is None:
         return ()
     return tuple(it.name for it, _ in zip(READS, options.program.tensors, strict=False))
@@ -364,8 +366,8 @@ def attention_call(
     emulate: bool,
     next_kernel: NextKernel | None = None,
 ) -> Invocation | None:
-    """The Invocation under which to cache this call. None, so that the call is not cached, when
-    lengths must be read from the device or when seqused_k or k_begin is given."""
+    """Returns the Invocation under which this call is cached. Returns None, so that the call is not
+    cached, when lengths must be read from the device or when seqused_k or k_begin is given."""
     if options.seqused_k is not None or options.k_begin is not None or waits_for(options):
         return None
     name, options, reads = with_reads("forward", options)
@@ -377,7 +379,8 @@ def attention_call(
 
 
 def with_reads(name: str, options: Any) -> tuple[str, Any, tuple[Any, ...]]:
-    """The name, options and additional tensors of an Invocation whose call may have a program.
+    """Returns the name, options and additional tensors of an Invocation whose call may have a
+    program.
 
     In the options, the program keeps only its numbers; its tensors are returned separately.
     """
@@ -411,8 +414,8 @@ def run_request(
     next_kernel: NextKernel | None = None,
     launched: Callable[[PreparedCall], None] | None = None,
 ) -> OperationResult:
-    """``run_forward`` for q, k, v and o (or None), with the kernel of a config or a Chooser's
-    choice.
+    """Does the same as ``run_forward`` for q, k, v and o (or None), with the kernel of a config or
+    of a Chooser's choice.
 
     ``output`` names o in errors, and ``next_kernel`` is the pass that will follow. After a
     launch on a GPU, ``launched`` is called with the PreparedCall, unless a substitute ran.

@@ -1,5 +1,5 @@
-"""Finds the kernel for a request: the kernel of a named config, or of the config that a Chooser
-picks."""
+"""Finds the kernel for a request: the kernel of a named config, or the kernel of the config that a
+Chooser picks."""
 
 from __future__ import annotations
 
@@ -28,17 +28,17 @@ DEFAULT_EMULATED_ARCH = 80
 
 
 # A function that chooses the config for a problem on a device; called only for new call signatures,
-# and perhaps several times for one of them.
-# The third argument names a family if only that family's kernels can read the tensors' layout. When
-# no kernel may be built, ``among`` is the tuple of built configs. The chooser then takes the first
-# of these whose predicted time exceeds the fastest one's by at most the share ``tolerance``.
+# and perhaps several times for one signature. The third argument names a family if only that
+# family's kernels can read the tensors' layout. When no kernel may be built, ``among`` is the tuple
+# of built configs. The chooser then takes the first of these whose predicted time exceeds the
+# fastest one's by at most the share ``tolerance``.
 Chooser = Callable[..., KernelConfig]
 
 
 def choose_for(chooser: Chooser, request: Request, device: DeviceSpec) -> KernelConfig:
-    """The chooser's config for a request. A Chooser is not given the tensors' layouts. So if it
-    picks a kernel that needs TMA, and TMA cannot copy the tensors, it chooses again within a family
-    that does not use TMA."""
+    """Returns the chooser's config for a request. A Chooser is not given the tensors' layouts. So
+    if the Chooser picks a kernel that needs TMA, and TMA cannot copy the tensors, it chooses again
+    within a family that does not use TMA."""
     cfg = chooser(request.problem, device)
     if not cfg.family.needs_tma or request.suits_tma:
         return cfg
@@ -48,14 +48,15 @@ def choose_for(chooser: Chooser, request: Request, device: DeviceSpec) -> Kernel
 
 @lru_cache(maxsize=1024)
 def check_server(cfg: KernelConfig, problem: Problem, device: DeviceSpec) -> Semantics:
-    """The semantics that a config's kernel needs in order to compute a problem on a device."""
+    """Returns the semantics that a config's kernel needs in order to compute a problem on a
+    device."""
     semantics = check_fit(cfg, problem)
     check_device(cfg, device)
     return semantics
 
 
 def arch_to_emulate(problem: Problem, operation: str = "") -> int:
-    """The architecture to emulate when neither an architecture nor a config is given.
+    """Returns the architecture to emulate when neither an architecture nor a config is given.
 
     It is the first known GPU's, or a newer one if only newer GPUs have kernels for the problem's d.
     If ``operation`` is given, its families are considered instead of the families of the problem's
@@ -70,8 +71,8 @@ def arch_to_emulate(problem: Problem, operation: str = "") -> int:
 
 
 def limits_of(view: TensorView, emulate: bool, arch: int | DeviceSpec) -> DeviceSpec:
-    """The device limits to plan for: the ones passed, the tensors' GPU's, or the emulated
-    architecture's."""
+    """Returns the device limits to plan for: the limits that were passed, or else the limits of the
+    tensors' GPU or of the emulated architecture."""
     limits = arch if isinstance(arch, DeviceSpec) else None
     if view.device.kind == "cpu":
         return arch if isinstance(arch, DeviceSpec) else device_spec(arch)
@@ -87,8 +88,8 @@ def limits_of(view: TensorView, emulate: bool, arch: int | DeviceSpec) -> Device
 def config_and_device(
     config: KernelConfig | Chooser, request: Request, emulate: bool
 ) -> tuple[KernelConfig, DeviceSpec]:
-    """The config for a call over a cache, and the device to plan for. A Chooser picks the config
-    for that device."""
+    """Returns the config for a call over a cache, and the device to plan for. A Chooser picks the
+    config for that device."""
     if isinstance(config, KernelConfig):
         return config, limits_of(request.first, emulate, emulated_arch(config))
     # Canonical rows have the same bits on all GPUs of a class, so calls over a cache emulate the
@@ -106,7 +107,7 @@ def kernel_for(
     device: DeviceSpec,
     chooser: Chooser | None,
 ) -> LoadedKernel:
-    """The kernel to run for a request; during CUDA graph capture no kernel is built.
+    """Returns the kernel to run for a request; during CUDA graph capture no kernel is built.
 
     If the chosen kernel is not built, or the compiler made it slow, the ``chooser`` may pick
     another. This happens before the first launch, so that all calls of this kind use the same

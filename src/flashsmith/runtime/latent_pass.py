@@ -1,4 +1,5 @@
-"""Attention over a latent cache with a named or chosen kernel, on a GPU or in the emulator."""
+"""Computes attention over a latent cache with a named or chosen kernel, on a GPU or in the
+emulator."""
 
 from __future__ import annotations
 
@@ -76,8 +77,8 @@ def run_latent(
     options: LatentOptions,
     emulate: bool,
 ) -> Any:
-    """The output, or (output, LSE), computed by the kernel of ``config`` or of the config that a
-    Chooser picks."""
+    """Returns the output, or (output, LSE), computed by the kernel of ``config`` or of the config
+    that a Chooser picks."""
 
     def run(remember: Remember) -> Any:
         return _run(config, tensors, options, emulate, remember)
@@ -113,8 +114,8 @@ def _run(
 
 
 def check_latent_request(tensors: LatentTensors, asked: LatentOptions) -> Request:
-    """The checked request for these tensors and options; it does not depend on the kernel. No
-    tensor's contents are read.
+    """Returns the checked request for these tensors and options; it does not depend on the kernel.
+    No tensor's contents are read.
 
     Raises ArgumentError, starting with the argument's name, when an argument is unusable.
     """
@@ -175,8 +176,8 @@ def _check_rank(view: TensorView, rank: int, meaning: str) -> None:
 
 
 def _check_widths(v_width: Any, d: int) -> int:
-    """The number of columns of o. Raises ArgumentError unless there are kernels for this width of
-    the cache and of o."""
+    """Returns the number of columns of o. Raises ArgumentError unless there are kernels for this
+    width of the cache and of o."""
     served = dict(pair for family in families(LATENT_DECODE.name) for pair in family.pairs)
     pairs = " and ".join(f"{d_head} with v_width={width}" for d_head, width in served.items())
     if d not in served:
@@ -194,8 +195,8 @@ def _check_widths(v_width: Any, d: int) -> int:
 
 
 def _check_given_scale(scale: Any, d: int) -> float:
-    """The scale. The caller must give it, because the usual default would be computed from the
-    wrong d."""
+    """Returns the scale. The caller must give it, because the usual default would be computed from
+    the wrong d."""
     if scale is None:
         raise ArgumentError(
             f"scale: missing; give 1/sqrt of the d of a head before its projection was absorbed, "

@@ -1,4 +1,4 @@
-"""Counts the kernels that this process has launched, to prove that a model ran on them."""
+"""Counts the kernels that this process has launched, to prove that a model used these kernels."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ def note_launch(backend: Backend, kernels: int = 1) -> None:
 
 
 def launch_count() -> Launches:
-    """How many kernels all threads of this process have launched since it started.
+    """Returns how many kernels all threads of this process have launched since it started.
 
     A CUDA graph's kernels are counted when they are captured, not when the graph is replayed,
     because a replay runs no Python.
     """
     counted = Counter[Backend]()
-    # Iterates over a copy, because a thread's first launch adds an entry.
+    # The loop iterates over a copy, because a thread's first launch adds an entry.
     for (_, backend), kernels in [*launched.items()]:
         counted[backend] += kernels
     return Launches(counted["gpu"], counted["emulator"])

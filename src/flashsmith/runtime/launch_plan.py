@@ -153,8 +153,8 @@ class LaunchPlan:
 
 
 def plan_from_library(kernels: Sequence[str], described: Any) -> LaunchPlan:
-    """The LaunchPlan for the description that a library's ``plan`` function returned; ``kernels``
-    are the PTX entries of the config's kernels, the main kernel's first."""
+    """Returns the LaunchPlan for the description that a library's ``plan`` function returned;
+    ``kernels`` are the PTX entries of the config's kernels, the main kernel's first."""
     launches, workspaces = described
     return LaunchPlan(
         launches=tuple(_launch(kernels, *launch) for launch in launches),

@@ -73,7 +73,7 @@ class LibraryCall(Protocol):
     def library_arguments(self) -> tuple[int | float, ...]: ...
 
 
-# Log messages by build stage.
+# The log message for each build stage.
 _REPORTED = {
     "compile": "flashsmith: compiling %s for sm_%d (first use; kept in the cache)",
     "wait": "flashsmith: waiting for another process that compiles %s for sm_%d",
@@ -135,7 +135,7 @@ class LoadedKernel:
         return build([self.config], arch=arch, semantics=self.semantics)
 
     def plan(self, call: LibraryCall) -> LaunchPlan:
-        """The launches of ``call``. Uses no device.
+        """Returns the launches of ``call``. Uses no device.
 
         Raises ArgumentError when the kernel cannot serve the problem or the device.
         """
@@ -154,7 +154,8 @@ class LoadedKernel:
         framework: Framework | None = None,
         poisoned: bool = False,
     ) -> PreparedLaunch:
-        """A function that launches ``call`` on GPU ``ordinal``; preparing it does not use the GPU.
+        """Returns a function that launches ``call`` on GPU ``ordinal``; preparing it does not use
+        the GPU.
 
         The function takes a stream handle and then ``call.addresses``, or the addresses of other
         tensors with the same properties; trailing zeros may be left out. It does not wait unless
@@ -188,8 +189,8 @@ class LoadedKernel:
         )
 
     def planned_by(self, function: Callable[..., Any], call: LibraryCall, *more: int) -> Any:
-        """Sets the plan costs of a call's GPU, calls a library's function for the call, and returns
-        the result."""
+        """Sets the plan costs of the GPU of ``call``, and returns the result of a library's
+        function for ``call``."""
         if self.costs is None:
             return function(self.index, *call.library_arguments(), *more)
         with self.costs.of(call.device.name):
@@ -265,7 +266,7 @@ class PreparedLaunch:
         return milliseconds
 
     def refused(self, error: RuntimeError) -> LaunchError:
-        """The error that a caller of ``function`` raises in place of its RuntimeError."""
+        """Returns the error that a caller of ``function`` raises in place of its RuntimeError."""
         what = f"launching {self.config} for {self.problem} on GPU {self.device.ordinal}"
         return LaunchError(f"{what}: {error}")
 
@@ -364,7 +365,7 @@ class LoadedKernels:
         semantics: Semantics = NEUTRAL,
         may_build: Callable[[], bool] = lambda: True,
     ) -> LoadedKernel:
-        """The kernel of a legal config: already loaded, from the cache, or built now.
+        """Returns the kernel of a legal config: already loaded, from the cache, or built now.
 
         If the kernel is not built, and FLASHSMITH_JIT is 0 or ``may_build`` (called only in this
         case) returns false, the config's general-edge kernel is used instead. The general-edge
@@ -412,8 +413,8 @@ class LoadedKernels:
                 kernel.costs.forget()
 
     def _find(self, key: Key, may_build: Callable[[], bool]) -> LoadedKernel | None:
-        """The kernel, or the general-edge kernel if building is not allowed; None if it must be
-        built."""
+        """Returns the kernel, or the general-edge kernel if building is not allowed; None if it
+        must be built."""
         if key in self.general_edge and _why_not_build(may_build, key):
             return self.general_edge[key]  # found by an earlier call, so there is no second search
         if self._is_found(key):
@@ -444,7 +445,7 @@ class LoadedKernels:
 
     @paused_collection()
     def _is_found(self, key: Key) -> bool:
-        """is_found() for callers that already hold the lock."""
+        """Does the same as is_found(), for callers that already hold the lock."""
         cfg, arch, semantics = key
         if key not in self.kernels:
             library = find_library(cfg, arch=arch, semantics=semantics)
@@ -496,7 +497,7 @@ def _why_no_jit() -> str:
 
 @lru_cache(maxsize=1)
 def _missing_compiler() -> str:
-    """Which build tools are missing, as a string; '' if none is missing."""
+    """Returns a string that names the missing build tools; '' if none is missing."""
     try:
         find_toolchain()
     except ToolchainError as error:
@@ -527,8 +528,8 @@ def _not_built(cfg: KernelConfig, arch: int, semantics: Semantics, why: str) -> 
 def nearest_built(
     cfg: KernelConfig, arch: int, semantics: Semantics = NEUTRAL, count: int = 3
 ) -> list[KernelConfig]:
-    """Up to ``count`` configs that are built for ``arch``, those that differ from the given config
-    in the fewest knobs first."""
+    """Returns up to ``count`` configs that are built for ``arch``, those that differ from the given
+    config in the fewest knobs first."""
 
     def differences(other: KernelConfig) -> int:
         return sum(a != b for a, b in zip(cfg.to_ints(), other.to_ints(), strict=True))

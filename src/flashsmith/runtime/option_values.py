@@ -16,8 +16,8 @@ _NAMES = frozenset((*_NUMBERS, "window", "sinks"))
 
 
 def plain_options(options: dict[str, Any]) -> dict[str, Any]:
-    """A call's keywords with tensors replaced by numbers and with fp32 sinks; ``options`` itself if
-    nothing changes.
+    """Returns a call's keywords with tensors replaced by numbers and with fp32 sinks; ``options``
+    itself if nothing changes.
 
     Sinks stay differentiable, and their gradient has the sinks' original dtype. Raises
     ArgumentError for a scale, softcap or window that requires grad or is on a device, because
@@ -40,7 +40,7 @@ def plain_options(options: dict[str, Any]) -> dict[str, Any]:
 
 
 def plain_pair(name: str, pair: Any) -> Any:
-    """A tensor of two numbers as a pair; any other value unchanged.
+    """Returns a tensor of two numbers as a pair; any other value unchanged.
 
     Raises the errors of plain_options.
     """
@@ -57,7 +57,7 @@ def is_16_bits(tensor: Any) -> bool:
 
 
 def in_dtype(tensor: Any, dtype: Any) -> Any:
-    """A tensor converted to 'float32' or to another dtype of its framework."""
+    """Returns a tensor converted to 'float32' or to another dtype of its framework."""
     if hasattr(tensor, "astype"):
         return tensor.astype(dtype)
     return tensor.float() if dtype == "float32" else tensor.to(dtype)
@@ -69,7 +69,7 @@ def _has_shape(value: Any, shape: tuple[int, ...]) -> bool:
 
 
 def _numbers(name: str, tensor: Any, meaning: str) -> Any:
-    """A host tensor's contents as a number or a list of numbers."""
+    """Returns a host tensor's contents as a number or a list of numbers."""
     framework = framework_of(type(tensor))
     assert framework is not None
     view = framework.view(name, tensor)

@@ -30,8 +30,9 @@ class OperationCall(NamedTuple):
     addresses: tuple[int, ...]
 
     def library_arguments(self) -> tuple[int | float, ...]:
-        """The arguments of the library's plan and prepare functions after the config's index: the
-        device, the count of the operation's numbers, the numbers, and the tensors' addresses."""
+        """Returns the arguments of the library's plan and prepare functions after the config's
+        index: the device, the count of the operation's numbers, the numbers, and the tensors'
+        addresses."""
         device = self.device
         return (
             *(device.arch, device.sm_count, device.max_smem_per_block, device.max_smem_per_sm),
@@ -161,8 +162,8 @@ def prepare(
 def unplaced_call(
     problem: Problem, device: DeviceSpec, scale: float | None = None
 ) -> OperationCall:
-    """A call for planning only, on dense tensors that have no memory yet. All addresses are 0,
-    except that tensors that only packed or paged problems have are at address 1.
+    """Makes a call for planning only, on dense tensors that have no memory yet. All addresses are
+    0, except that tensors that only packed or paged problems have are at address 1.
 
     The softcap is 1, and a window's left limit is 0. Packed sequences all have the maximum length.
     """

@@ -24,7 +24,8 @@ class ProgramArguments(NamedTuple):
 
 
 def check_program_arguments(bound: Any, first: TensorView) -> ProgramArguments:
-    """The checked tensors and numbers of a BoundProgram, for a call on the tensor ``first``.
+    """Returns the checked tensors and numbers of a BoundProgram, for a call on the tensor
+    ``first``.
 
     Raises ArgumentError for an empty tensor, and for a tensor whose dtype, rank, framework or
     device is not the one that the program was made for. The error calls the tensor by the name that
@@ -52,7 +53,8 @@ def check_program_arguments(bound: Any, first: TensorView) -> ProgramArguments:
 
 
 def _names(bound: Any) -> Sequence[str]:
-    """The names that the caller's functions use for the tensors; '' for a tensor without a name."""
+    """Returns the names that the caller's functions use for the tensors; '' for a tensor without a
+    name."""
     return getattr(bound, "names", None) or [""] * len(bound.tensors)
 
 

@@ -96,8 +96,8 @@ def check_operation(
     wanted: Collection[str] = (),
     unwanted: Collection[str] = (),
 ) -> Request:
-    """The checked request for an operation's tensors (or views of them) and options, by name. The
-    request does not depend on the kernel.
+    """Returns the checked request for an operation's tensors (or views of them) and options, by
+    name. The request does not depend on the kernel.
 
     ``wanted`` names optional outputs that are also written; ``unwanted`` names usual outputs that
     are not written.
@@ -125,8 +125,8 @@ def _check_tensors(
     tensors: Mapping[str, Any],
     options: Mapping[str, Any],
 ) -> tuple[dict[str, TensorView], dict[str, int]]:
-    """Views of the given tensors, in the operation's order, and the sizes of dimensions that the
-    problem does not determine."""
+    """Returns views of the given tensors, in the operation's order, and the sizes of dimensions
+    that the problem does not determine."""
     names = [tensor.name for tensor in operation.tensors]
     for name in tensors:
         if name not in names:
@@ -166,7 +166,7 @@ def _check_tensors(
 
 
 def _written(operation: Operation, given: Collection[str]) -> list[TensorSpec]:
-    """The outputs that a call writes, given the names of the call's tensors."""
+    """Returns the outputs that a call writes, given the names of the call's tensors."""
     return [tensor for tensor in operation.outputs if tensor.is_written(given)]
 
 
@@ -199,7 +199,7 @@ def _check_memory(tensor: TensorSpec, view: TensorView) -> None:
 
 
 def wrong_strides(tensor: TensorSpec, view: TensorView) -> str | None:
-    """Why kernels cannot read a tensor with these strides, and what the user can do;
+    """Returns why kernels cannot read a tensor with these strides, and what the user can do;
     None if kernels can read it."""
     if 0 in view.shape:
         return None
@@ -217,7 +217,7 @@ def wrong_strides(tensor: TensorSpec, view: TensorView) -> str | None:
 
 
 def wrong_address(tensor: TensorSpec, view: TensorView) -> str | None:
-    """Why kernels cannot read a tensor at this address, and what the user can do; None
+    """Returns why kernels cannot read a tensor at this address, and what the user can do; None
     if kernels can read it."""
     if 0 not in view.shape and view.address % max(tensor.alignment, view.element_size):
         return (
@@ -263,7 +263,7 @@ def _check_names(
     """Raises ArgumentError unless all names are names of outputs with this presence, optional or
     usual."""
     known = [tensor.name for tensor in operation.outputs if tensor.presence == presence]
-    # ``wanted`` may also name an output that is written in any case.
+    # ``wanted`` may also name an output that is always written.
     allowed = known if argument == "unwanted" else [it.name for it in operation.outputs]
     unknown = sorted(set(names) - set(allowed))
     if unknown:

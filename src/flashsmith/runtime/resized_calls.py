@@ -72,7 +72,8 @@ class ResizableCall:
 
 
 def _resized(problem: Problem, sizes: Mapping[str, int]) -> Problem:
-    """``dataclasses.replace`` without the problem's checks, which take longer than the launch."""
+    """Does the same as ``dataclasses.replace``, but without the problem's checks, which take longer
+    than the launch."""
     other = object.__new__(Problem)
     other.__dict__.update(problem.__dict__, **sizes)
     return other

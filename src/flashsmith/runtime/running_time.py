@@ -12,7 +12,8 @@ from flashsmith.runtime.request import Request
 
 # Above this estimate the caller must pass emulate=True.
 LONGEST_UNASKED_SECONDS = 60.0
-# Measured on one core of a 2.6 GHz server over tune configs, d 64 and 128, seq 128 to 1024.
+# These were measured on one core of a 2.6 GHz server, for the configs of the set tune, d 64 and
+# 128, and lengths from 128 to 1024.
 _STEP_SECONDS = 1.0e-3
 _SECONDS_PER_SCORE = 25e-9
 _SECONDS_PER_SCORE_AND_COLUMN = 0.6e-9
@@ -23,7 +24,8 @@ _SECONDS_PER_FLOP = 2.5e-10
 
 
 def estimate_seconds(cfg: KernelConfig, problem: Problem) -> float:
-    """Expected seconds of one launch on the host without checks, within a factor of about two.
+    """Estimates the seconds that one launch takes on the host without checks, within a factor of
+    about two.
 
     The first term is the translation, paid once per kernel. The second term is NumPy's cost per
     call, paid for every KV block of every wave of CTAs. The third term grows with the number of
@@ -78,7 +80,8 @@ def check_seconds(cfg: KernelConfig, problem: Problem, seconds: float) -> None:
 
 
 def _as_one_sequence(request: Request) -> Problem:
-    """One dense problem whose numbers of rows and scores are the totals of all packed sequences."""
+    """Returns one dense problem whose numbers of rows and scores are the totals of all packed
+    sequences."""
     views, p = request.views, request.problem
     lengths = [
         np.diff(view.framework.as_numpy(view.source).astype(np.int64)).clip(0, longest)

@@ -1,4 +1,5 @@
-"""Packed sequences: their offsets and maximum lengths, and the key ranges of partial attention."""
+"""Checks the offsets and maximum lengths of packed sequences, and the key ranges of partial
+attention."""
 
 from __future__ import annotations
 
@@ -42,8 +43,8 @@ class KeyRanges(NamedTuple):
 def check_packing(
     options: ForwardOptions, q: TensorView, k: TensorView, *, check_contents: bool
 ) -> Packing | None:
-    """The packing that the options describe, or None if sequences are not packed. Packed q and k
-    have shape (total, heads, d).
+    """Returns the packing that the options describe, or None if sequences are not packed. Packed q
+    and k have shape (total, heads, d).
 
     On the host the offsets are read, and checked if ``check_contents``. Offsets on a device are
     read only if a max_seqlen is missing; reading them waits for the device once. If k_begin is
@@ -91,7 +92,8 @@ def check_packing(
         longest.append(totals[1] if limits[1] is None else limits[1])
     else:
         longest = _longest(offsets, totals, limits, check_contents)
-    # No sequence has more rows than the tensor, so a generous limit does not enlarge the grid.
+    # The limit is cut to the tensor's rows, which no sequence exceeds, so that a generous limit
+    # does not enlarge the grid.
     return Packing(*offsets, batch, *(min(pair) for pair in zip(longest, totals, strict=True)))
 
 
@@ -103,7 +105,7 @@ def check_key_ranges(
     *,
     check_contents: bool,
 ) -> KeyRanges | None:
-    """The ranges of keys that the options describe; None without partial=True.
+    """Returns the ranges of keys that the options describe; None without partial=True.
 
     Raises ArgumentError for ranges without partial=True, and for vectors of a wrong dtype, device
     or length. With ``check_contents`` it is also raised for host ranges outside the keys.
@@ -201,7 +203,7 @@ def _longest(
     limits: Sequence[int | None],
     check_contents: bool,
 ) -> list[int]:
-    """The maximum lengths: the limits that were given, or else the lengths of the longest
+    """Returns the maximum lengths: the limits that were given, or else the lengths of the longest
     sequences."""
     if offsets[0].device.kind == "cpu":
         return [
@@ -233,8 +235,8 @@ def _longest_on_host(view: TensorView, total: int, limit: int | None, check_cont
 
 
 def _longest_on_device(missing: list[TensorView]) -> list[int]:
-    """The lengths of the longest sequences, read from the device in one step. Invalid lengths are
-    not clamped; the caller does that."""
+    """Returns the lengths of the longest sequences, read from the device in one step. Invalid
+    lengths are not clamped; the caller does that."""
     first = missing[0]
     if first.framework.is_capturing(first.device.ordinal):
         raise ArgumentError(

@@ -1,4 +1,4 @@
-"""The target device of a command: a GPU of this machine, or a known GPU in the emulator."""
+"""Chooses the target device of a command: a GPU of this machine, or a known GPU in the emulator."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Target:
 
     @property
     def arch(self) -> str:
-        """For example 'sm_80'."""
+        """The architecture's name, for example 'sm_80'."""
         return f"sm_{self.device.arch}"
 
     def __str__(self) -> str:
@@ -35,7 +35,7 @@ class Target:
 def choose_target(
     arch: str | None = None, emulate: bool = False, configs: Sequence[KernelConfig] = ()
 ) -> Target:
-    """The target of a command.
+    """Returns the target of a command.
 
     Without `arch`, the target is the first GPU of this machine. Without a GPU, the target is the
     first known GPU that runs all `configs`, in the emulator: the A100, unless `configs` include

@@ -1,4 +1,4 @@
-"""Views of any framework's tensors, and an exact test of whether two tensors share memory."""
+"""Makes views of any framework's tensors, and tests exactly whether two tensors share memory."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ Dtype = str | DType | SizedDtype | type[Any]
 
 
 def view_tensor(name: str, tensor: Any, dtypes: Collection[str] = DTYPES) -> TensorView:
-    """The view of argument ``name``; copies nothing.
+    """Returns the view of argument ``name``; copies nothing.
 
     Raises ArgumentError when the argument is not a tensor, has a dtype that is not in ``dtypes``,
     is neither on the host nor on a CUDA GPU, or would have to be recorded by autograd.
@@ -71,7 +71,8 @@ def view_tensor(name: str, tensor: Any, dtypes: Collection[str] = DTYPES) -> Ten
 
 
 def view_vector(name: str, tensor: Any, dtype: str) -> TensorView:
-    """The view of argument ``name``, a vector of ``dtype`` ('int32' or 'float32'); copies nothing.
+    """Returns the view of argument ``name``, a vector of ``dtype`` ('int32' or 'float32'); copies
+    nothing.
 
     Raises ArgumentError when the argument is not a tensor, has another dtype or rank, or is not
     contiguous.
@@ -107,7 +108,7 @@ def check_beside(view: TensorView, first: TensorView) -> None:
 
 
 def check_memory(view: TensorView) -> None:
-    """Raises ArgumentError when a tensor has elements but no memory for them."""
+    """Raises ArgumentError when a tensor has elements, but no memory that holds the elements."""
     if view.address == 0 and 0 not in view.shape:
         raise ArgumentError(
             f"{view.name}: has no memory (a fake tensor, or one whose storage was freed); give a "
@@ -116,7 +117,7 @@ def check_memory(view: TensorView) -> None:
 
 
 def byte_range(view: TensorView) -> tuple[int, int]:
-    """The first byte of a tensor's memory and one past the last byte."""
+    """Returns the first byte of a tensor's memory and one past the last byte."""
     first, end = _element_range(view.shape, view.strides)
     itemsize = view.element_size
     return view.address + first * itemsize, view.address + end * itemsize

@@ -31,13 +31,15 @@ class _Linear(NamedTuple):
 
 class Band(NamedTuple):
     """The limits of a band. ``left`` and ``right`` are lists of linear sums of a call's numbers;
-    the smallest sum in a list is the limit on that side. A side with an empty list has no limit."""
+    the smallest sum in a list is the limit on its side. An empty list means no limit on this
+    side."""
 
     left: tuple[_Linear, ...]
     right: tuple[_Linear, ...]
 
     def limits(self, numbers: Mapping[str, int]) -> tuple[int | None, int | None] | None:
-        """How many keys before and after its own index a row sees, in a call with these numbers.
+        """Returns how many keys before and after its own index a row sees, in a call with these
+        numbers.
 
         None if a number is so large that the mask's own arithmetic may overflow.
         """
@@ -51,11 +53,12 @@ class Band(NamedTuple):
 
 
 def band_of(mask: Typed) -> Band | None:
-    """The band that equals a mask for any lengths and numbers; None if no such band is known.
+    """Returns the band that equals a mask for any lengths and numbers; None if no such band is
+    known.
 
-    Recognises conjunctions of two kinds of comparisons: those of sums that contain q and k once
-    each, with opposite signs, and otherwise only int numbers; and those of the absolute value of
-    such a sum with int numbers.
+    Recognises conjunctions of two kinds of comparisons. In the first kind, the compared sums
+    contain q and k once each, with opposite signs, and otherwise only int numbers. In the second
+    kind, the absolute value of such a sum is compared with int numbers.
     """
     left: list[_Linear] = []
     right: list[_Linear] = []
@@ -95,8 +98,8 @@ def _both_signs(it: Typed) -> list[_Linear | None]:
 
 
 def _side(low: _Linear | None, high: Typed, strict: int) -> tuple[str, _Linear] | None:
-    """The side and the limit that low <= high expresses (or low < high, if ``strict`` is 1); None
-    if the comparison expresses no limit."""
+    """Returns the side and the limit that low <= high expresses (or low < high, if ``strict`` is
+    1); None if the comparison expresses no limit."""
     own = _linear(high)
     if low is None or own is None:
         return None
@@ -111,7 +114,8 @@ def _side(low: _Linear | None, high: Typed, strict: int) -> tuple[str, _Linear] 
 
 
 def _linear(it: Typed) -> _Linear | None:
-    """The expression as a sum of int32 symbols and constants; None if it is not such a sum."""
+    """Returns the expression as a sum of int32 symbols and constants; None if it is not such a
+    sum."""
     if it.dtype != INT:
         return None
     if it.function == "constant":

@@ -45,18 +45,19 @@ class CacheFormat(IntEnum):
 
     @classmethod
     def of_word(cls, word: str) -> CacheFormat | None:
-        """The format that a word of a problem string names; None if the word names no format."""
+        """Returns the format that a word of a problem string names; None if the word names no
+        format."""
         return next((it for it in cls if it and it.word == word), None)
 
     @classmethod
     def of_dtype(cls, dtype: str) -> CacheFormat:
-        """The format of a cache with elements of this dtype and no scales."""
+        """Returns the format of a cache with elements of this dtype and no scales."""
         return next((it for it, name in _NUMPY_NAMES.items() if name == dtype), cls.PLAIN)
 
     @classmethod
     def parse(cls, value: object) -> CacheFormat:
-        """The format with this label; the label '' means plain. Raises ArgumentError for anything
-        else."""
+        """Returns the format with this label; the label '' means plain. Raises ArgumentError for
+        anything else."""
         named = (value.upper() or "PLAIN") if isinstance(value, str) else ""
         if named in cls.__members__:
             return cls[named]
@@ -67,6 +68,6 @@ class CacheFormat(IntEnum):
 _NUMPY_NAMES = {CacheFormat.E4M3: "float8_e4m3fn", CacheFormat.E5M2: "float8_e5m2"}
 # The dtypes that keys and values in a cache may have, apart from the dtype of q.
 DTYPES_OF_8BIT = tuple(_NUMPY_NAMES.values())
-# The d of keys and values of 8-bit floats are multiples of this, since rows are copied in units of
-# 16 bytes.
+# If keys and values are 8-bit floats, the d of both must be multiples of this, since rows are
+# copied in units of 16 bytes.
 D_STEP_OF_8BIT = 16

@@ -81,18 +81,20 @@ class Semantics:
         return capped_by(self.softcap)
 
     def __str__(self) -> str:
-        """For example 'causal+packed+uneven'; 'plain' when every field has its default."""
+        """Joins the words, for example to 'causal+packed+uneven'; 'plain' when every field has its
+        default."""
         return "+".join(self.words()) or _PLAIN
 
     def words(self) -> list[str]:
-        """One word for each field that differs from its default, in the order of the fields."""
+        """Returns one word for each field that differs from its default, in the order of the
+        fields."""
         mask = [self.mask] * self.key_mask.hides
         flags = [name for name in FLAGS if getattr(self, name)]
         return mask + flags + [str(self.program)] * bool(self.program)
 
     def to_json(self) -> dict[str, Any]:
-        """The fields as a dict, for files and keys, from which Semantics(**fields) restores the
-        object in any process.
+        """Returns the fields as a dict, for files and keys, from which Semantics(**fields) restores
+        the object in any process.
 
         If there is no program, the field ``program`` is left out, so that older libraries keep
         their keys.
@@ -130,12 +132,12 @@ class Semantics:
         return cls(masks[0] if masks else NONE, **flags, program="".join(programs))
 
     def to_cpp_struct(self) -> str:
-        """A C++20 expression for these semantics, with designated initialisers."""
+        """Returns a C++20 expression for these semantics, with designated initialisers."""
         values = ", ".join(f".{name} = {str(it).lower()}" for name, it in self.cpp_fields().items())
         return f"Semantics{{{values}}}"
 
     def cpp_fields(self) -> dict[str, bool]:
-        """The fields of csrc's Semantics."""
+        """Returns the fields of csrc's Semantics."""
         mask, program = self.key_mask, self.caller_program
         fields = {
             "hides_earlier": mask.hides_earlier,

@@ -1,4 +1,4 @@
-"""CUDA C++ for semantics: the mask and score functions that a library's kernels call."""
+"""Generates CUDA C++ for semantics: the mask and score functions that a library's kernels call."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ HEADER = "semantics.cuh"
 
 
 def semantics_header(semantics: Semantics) -> str:
-    """The source text of the header that a library's kernels include first.
+    """Returns the source text of the header that a library's kernels include first.
 
     The header's struct Mask computes which keys a row sees and which rows see a key. The struct
     Score computes how scores change. With a program, struct Program computes the caller's
@@ -53,13 +53,14 @@ struct Score {{
 
 
 def semantics_numbers(semantics: Semantics) -> tuple[int, ...]:
-    """The numbers that identify a library's semantics: its header's checksum and csrc's fields."""
+    """Returns the numbers that identify a library's semantics: its header's checksum and csrc's
+    fields."""
     return crc32(semantics_header(semantics).encode()), *map(int, semantics.cpp_fields().values())
 
 
 def _mask_functions(mask: Mask) -> str:
-    """C++ functions for the first and last key that a row sees, and for the first and last row that
-    see a key.
+    """Generates the C++ functions that compute the first and last key that a row sees, and the
+    first and last row that see a key.
 
     For an end that the mask does not limit, the function returns an index that is outside of any
     sequence.
@@ -92,7 +93,7 @@ def _is_one_further(mask: Mask) -> bool:
 
 
 def _score_functions(score: Score) -> str:
-    """The C++ functions that change a raw score and compute the derivative of the change.
+    """Returns the C++ functions that change a raw score and compute the derivative of the change.
 
     The change omits the score's factor, because the host multiplies log2(e) by it. The derivative
     is with respect to the score, and is computed from the changed score.

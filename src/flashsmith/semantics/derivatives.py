@@ -1,4 +1,4 @@
-"""Derivatives of typed expressions, and powers."""
+"""Derives typed expressions, and builds powers of them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _Slopes = list["Typed | None"]
 def derivative(
     expression: Typed, of: Typed, is_uniform: Callable[[Typed], bool] = lambda it: False
 ) -> Typed:
-    """The derivative of a float expression with respect to ``of``, a symbol or a read.
+    """Returns the derivative of a float expression with respect to ``of``, a symbol or a read.
 
     Points without a derivative get PyTorch's value: 0 for abs at 0, half to each operand for the
     minimum and the maximum of equal values, 1 at the ends of a clamp, 0 at steps. Factors for which
@@ -91,8 +91,8 @@ def _divide(it: Typed, x: tuple[Typed, ...], d: _Slopes) -> Typed | None:
 
 
 def _extreme(x: tuple[Typed, ...], d: _Slopes) -> Typed | None:
-    """The derivative of a minimum or maximum: d[0] where x[0] < x[1], and the mean of both where
-    they are equal."""
+    """Returns the derivative of a minimum or maximum: d[0] where x[0] < x[1], and the mean of both
+    where they are equal."""
     both = _sum(d[0], d[1])
     half = None if both is None else both * 0.5
     return _where(x[0].equals(x[1]), half, _where(x[0] < x[1], d[0], d[1]))
@@ -133,8 +133,8 @@ _RULES: dict[str, _Rule] = {
 
 
 def power(base: Typed, exponent: float) -> Typed:
-    """The base raised to a constant power. For small whole exponents it is a product, which is
-    rounded as in PyTorch."""
+    """Returns the base raised to a constant power. For small whole exponents it is a product, which
+    is rounded as in PyTorch."""
     if exponent == int(exponent) and abs(exponent) <= 16:
         found = _whole_power(base, abs(int(exponent)))
         return found if exponent >= 0 else 1.0 / cast(found, FLOAT)

@@ -12,7 +12,7 @@ _SHORT_NAMES = {"fp16": "float16", "half": "float16", "bf16": "bfloat16", "fp32"
 
 
 def dtype_name(value: object) -> str | None:
-    """The name that NumPy and PyTorch give a dtype: 'float16', 'bfloat16', 'float32', ...
+    """Returns the name that NumPy and PyTorch give a dtype: 'float16', 'bfloat16', 'float32', ...
 
     The value may be such a name, a short name such as 'fp16', a DType, a torch.dtype, a NumPy or
     ml_dtypes dtype, or a scalar type such as jax.numpy's. Anything else gives None. Imports no
@@ -35,7 +35,7 @@ def dtype_name(value: object) -> str | None:
 
 
 def _code(value: object) -> int | None:
-    """The value as an int; None if it is not a whole number."""
+    """Converts the value to an int; returns None if it is not a whole number."""
     if isinstance(value, (bool, type)):
         return None
     try:
@@ -52,7 +52,8 @@ class DType(IntEnum):
 
     @classmethod
     def parse(cls, value: object) -> DType:
-        """The DType for a name ('fp16', 'float16', any case), a code (5, '5'), or a dtype object.
+        """Returns the DType for a name ('fp16', 'float16', any case), a code (5, '5'), or a dtype
+        object.
 
         Dtype objects may be PyTorch's or NumPy's.
 

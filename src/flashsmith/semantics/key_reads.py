@@ -1,4 +1,5 @@
-"""Reads whose index increases with the key, such as reads of a table of distances or of a bias."""
+"""Finds reads whose index increases with the key, such as reads of a table of distances or of a
+bias."""
 
 from __future__ import annotations
 
@@ -12,8 +13,8 @@ from flashsmith.semantics.typed import INT, Typed, apply, read, typed_symbol
 
 @dataclass(frozen=True)
 class KeyRead:
-    """A read one of whose indices is a sum, possibly clamped, of the key and terms that do not
-    depend on the key.
+    """A read with an index that is a sum of the key and of terms that do not depend on the key; the
+    sum may be clamped.
 
     read: the read.
     dim: the dimension whose index depends on the key; no other index does.
@@ -36,7 +37,7 @@ class KeyRead:
 
 
 def key_reads(root: Typed | None) -> list[KeyRead]:
-    """The key reads in an expression, without duplicates."""
+    """Returns the key reads in an expression, without duplicates."""
     found = (_key_read(it) for it in ([] if root is None else root.reads()))
     return [it for it in found if it is not None]
 
@@ -70,13 +71,14 @@ _ALONG_KEYS = [(q, k) for q in (-1, 0, 1) for k in (-1, 1)]
 
 
 def _unclamped(it: Typed) -> Typed | None:
-    """A sum with its clamps removed; None if the expression is not a sum, clamped or not."""
+    """Returns a sum with its clamps removed; None if the expression is not a sum, clamped or
+    not."""
     if factors_of_indices(it) is not None:
         return it
     if it.function in ("minimum", "maximum"):
         return _without_bound(it.arguments)
     if it.function == "where":
-        # A clamp selects a bound or the value that is compared with the bound.
+        # A clamp is a choice between a bound and the value that is compared with the bound.
         condition, *values = it.arguments
         is_clamp = condition.function == "less" and set(condition.arguments) == set(values)
         return _without_bound(values) if is_clamp else None

@@ -120,7 +120,7 @@ class Mask(str):
         right: int = UNLIMITED,
         xp: Any = None,
     ) -> tuple[Any, Any]:
-        """The first key, and one past the last key, that rows at these positions see.
+        """Returns the first key, and one past the last key, that rows at these positions see.
 
         Both lie within ``seq_k`` keys, and are equal where a row sees none. Positions are a number
         or, with ``xp``, an array.
@@ -168,7 +168,7 @@ _KNOWN: dict[str, Mask] = {str(mask): mask for mask in MASKS}
 
 
 def known_masks() -> tuple[Mask, ...]:
-    """The built-in masks and the registered ones."""
+    """Returns the built-in masks and the registered ones."""
     return tuple(_KNOWN.values())
 
 
@@ -188,7 +188,8 @@ def register_mask(mask: Mask) -> Mask:
 
 
 def mask_named(mask: str) -> Mask:
-    """The given Mask, which is registered first if it is new, or the known Mask of that name.
+    """Returns the given Mask, which is registered first if it is new, or the known Mask of that
+    name.
 
     A mask is equal to its name, and kernels are stored under that name, so two masks of the same
     name could not be distinguished.

@@ -54,8 +54,8 @@ class Program(str):
     """A score function and a mask function, as expressions.
 
     A Program is a str: its name, which is 'program_' and 12 hexadecimal digits of the hash of its
-    text. Equal functions have equal names, whatever their captured variables are called. Use
-    program_of() to make one.
+    text. Equal functions have equal names, even if their captured variables are named differently.
+    Use program_of() to make one.
 
     score: the score that enters the softmax, an expression of SCORE (scaled, in natural units), the
         INDICES, numbers and reads; None leaves scores as they are.
@@ -145,11 +145,12 @@ class Renamed(NamedTuple):
 
 
 def program_of(score: Typed | None, mask: Typed | None, own_slope: Typed | None = None) -> Renamed:
-    """The program of a score and a mask expression, whose reads and numbers may have any names.
+    """Returns the program of a score and a mask expression, whose reads and numbers may have any
+    names.
 
     Raises:
-        ArgumentError: there is neither function, or the program has too many tensors, numbers,
-        dimensions or parts.
+        ArgumentError: there is neither a score nor a mask, or the program has too many tensors,
+        numbers, dimensions or parts.
     """
     roots = _roots(score, mask)
     if own_slope is not None:
@@ -218,7 +219,7 @@ def _renamed(root: Typed, names: Mapping[str, str], others: dict[Typed, Typed]) 
 
 
 def parse_program(text: str) -> Program:
-    """The program with this ``text``. Raises ArgumentError for any other text."""
+    """Returns the program with this ``text``. Raises ArgumentError for any other text."""
     is_exact = text.startswith(_EXACT)
     roots = parse_canonical(text.removeprefix(_EXACT))
     if not roots.keys() & {"score", "mask"} or not roots.keys() <= {"score", "mask", "slope"}:
@@ -260,12 +261,12 @@ def _made(roots: Mapping[str, Typed], *, is_exact: bool = False) -> Program:
 
 
 def known_programs() -> tuple[Program, ...]:
-    """The programs that this process has made."""
+    """Returns the programs that this process has made."""
     return tuple(_KNOWN.values())
 
 
 def program_named(program: str) -> Program | str:
-    """A Program unchanged, or the program that has the given name or text; '' for ''.
+    """Returns a Program unchanged, or the program that has the given name or text; '' for ''.
 
     Raises ArgumentError for any other text.
     """

@@ -1,4 +1,5 @@
-"""CUDA C++ for programs: the struct Program that a library's kernels call for each score."""
+"""Generates CUDA C++ for programs: the struct Program, whose functions a library's kernels call for
+each score."""
 
 from __future__ import annotations
 
@@ -42,7 +43,7 @@ _TWICE_LOG2_E = typed_constant(2 * math.log2(math.e))
 
 
 def program_struct(program: Program) -> str:
-    """The C++ of struct Program; csrc/common/program.cuh explains each function."""
+    """Returns the C++ of struct Program; csrc/common/program.cuh explains each function."""
     comment = "".join(
         f"//   {name}: {line}\n"
         for name, it in (("score", program.score), ("mask", program.mask))
@@ -86,8 +87,8 @@ def _defined(head: str, lines: list[str]) -> str:
 
 
 def _change(program: Program, along: list[KeyRead]) -> str:
-    """The C++ of the score function. If there are key reads, the function is a template, and its
-    parameter says what is known about the indices of these reads."""
+    """Returns the C++ of the score function. If there are key reads, the function is a template,
+    and its parameter says what is known about the indices of these reads."""
     if program.score is None or not along:
         return _function("float", "change", program, program.score, "raw * args.scale")
     root, symbols = with_symbols(program.score, along)
@@ -97,8 +98,8 @@ def _change(program: Program, along: list[KeyRead]) -> str:
 
 
 def _key_read_functions(program: Program, along: list[KeyRead]) -> str:
-    """The C++ of index0, index1, ..., which compute the indices of key reads, and of reach(), which
-    says what is known about these indices for the keys of one row."""
+    """Returns the C++ of index0, index1, ..., which compute the indices of key reads, and of
+    reach(), which says what is known about these indices for the keys of one row."""
     if not along:
         return ""
     text, known = "", []
@@ -129,7 +130,7 @@ class _Printer(CudaPrinter):
         self._numbers = [it.name for it in program.numbers]
 
     def function_body(self, root: Typed) -> list[str]:
-        """The statements of the function that returns the root's value."""
+        """Returns the statements of the function that returns the root's value."""
         lines, value = self.statements(root)
         whole = " ".join([*lines, value])
         names = [name for name in _LOCALS if re.search(rf"\b{name}\b", whole)]
@@ -138,7 +139,7 @@ class _Printer(CudaPrinter):
         return [*first, *lines, f"return {value};"]
 
     def _times(self, a: str, b: str) -> str:
-        """The C++ of a product of floats."""
+        """Returns the C++ of a product of floats."""
         return f"{a} * {b}"
 
     def _is_name(self, it: Typed) -> bool:
@@ -159,8 +160,8 @@ class _Printer(CudaPrinter):
         return f"program::{it.function}({', '.join(parts)})"
 
     def _float(self, it: Typed, parts: list[str]) -> str | None:
-        """The C++ of a float operator for which there is a faster form than calling the function
-        named after it; None for other operators."""
+        """Returns the C++ of a float operator for which there is a faster form than calling the
+        function named after it; None for other operators."""
         if it.function == "tanh":
             product, factor = self._product(it.arguments[0], _TWICE_LOG2_E)
             return f"tanh_of_2log2e({self._times(product, factor)})"
@@ -174,8 +175,8 @@ class _Printer(CudaPrinter):
         return None
 
     def _factor_of(self, it: Typed) -> tuple[Typed, str] | None:
-        """If the expression is a product with, or a quotient by, a value that is the same in the
-        whole call, the other operand and the C++ of the factor; otherwise None."""
+        """For a product with, or a quotient by, a value that is the same in the whole call, returns
+        the other operand and the C++ of the factor; returns None for other expressions."""
         if it.function == "multiply":
             for one, other in (it.arguments, it.arguments[::-1]):
                 if is_uniform(other) and not is_uniform(one):
@@ -191,8 +192,8 @@ class _Printer(CudaPrinter):
         return None
 
     def _product(self, it: Typed, *more: Typed) -> tuple[str, str]:
-        """The product of a value and the constants ``more``, as two C++ expressions: the varying
-        part, and one factor, which the compiled code computes once per thread."""
+        """Returns the product of a value and the constants ``more``, as two C++ expressions: the
+        varying part, and one factor, which the compiled code computes once per thread."""
         factors = [literal(factor) for factor in more]
         found = self._factor_of(it) if it.function in ("multiply", "divide") else None
         if found is not None:
@@ -230,7 +231,7 @@ class _Printer(CudaPrinter):
         return f"program::read<{TYPES[it.dtype]}, {_ELEMENTS[it.operands[1]]}>({arguments})"
 
     def _along_key(self, symbol: Typed) -> str:
-        """The index of a key read."""
+        """Returns the C++ of the index of a key read."""
         place, it = list(self._along).index(symbol), self._along[symbol]
         factors = factors_of_indices(it.unclamped)
         assert factors is not None
@@ -240,9 +241,9 @@ class _Printer(CudaPrinter):
         return f"program::KeyIndex<{counts}, kReach>{{{index}, {{{base}, {_columns(factors)}}}}}"
 
     def _step(self, it: Typed) -> str | None:
-        """The C++ for a sum of q and k, as a float, times a value that does not depend on the key.
-        The C++ adds two products: one that many elements share, and one with a compile-time
-        constant."""
+        """Returns the C++ for a sum of q and k, as a float, times a value that does not depend on
+        the key. The C++ adds two products: one that many elements share, and one with a
+        compile-time constant."""
         for one, other in (it.arguments, it.arguments[::-1]):
             if one.function == "cast" and K not in other.parts() and SCORE not in other.parts():
                 parts = self._parts_of_sum(one, one.arguments[0])
@@ -252,8 +253,9 @@ class _Printer(CudaPrinter):
         return None
 
     def _split_cast(self, it: Typed) -> str | None:
-        """The C++ for a sum of q and k as a float. The C++ adds the value at the tile's first
-        indices, which many elements share, and the remainder, which is a compile-time constant."""
+        """Returns the C++ for a sum of q and k as a float. The C++ adds the value at the tile's
+        first indices, which many elements share, and the remainder, which is a compile-time
+        constant."""
         (inner,) = it.arguments
         is_abs = inner.function == "abs"
         parts = self._parts_of_sum(it, inner.arguments[0] if is_abs else inner)
@@ -263,7 +265,8 @@ class _Printer(CudaPrinter):
         return f"program::abs{text}" if is_abs else text
 
     def _parts_of_sum(self, it: Typed, inner: Typed) -> tuple[str, str] | None:
-        """The C++ of the two floats that add up to an int sum of q and k; None for other casts."""
+        """Returns the C++ of the two floats that add up to an int sum of q and k; None for other
+        casts."""
         if it.dtype != FLOAT or inner.dtype != INT:
             return None
         factors = factors_of_indices(inner)
@@ -273,7 +276,7 @@ class _Printer(CudaPrinter):
         return base, f"program::cast<float>({_columns(factors)})"
 
     def _base(self, it: Typed) -> str:
-        """The value of a sum at the indices of the tile."""
+        """Returns the C++ of a sum's value at the first indices of the tile."""
         if it is Q:
             return "row.base"
         if it is K:
@@ -313,8 +316,8 @@ _ROUNDED = {
 
 
 def _columns(factors: tuple[int, int]) -> str:
-    """The C++ of the amount that an element's offsets within its tile add to a sum with these
-    factors of q and k."""
+    """Returns the C++ of the amount that an element's offsets within its tile add to a sum with
+    these factors of q and k."""
     return " + ".join(
         f"({factor}) * {name}.column"
         for factor, name in zip(factors, ("row", "key"), strict=True)

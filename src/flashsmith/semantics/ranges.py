@@ -1,4 +1,5 @@
-"""Analysis of typed expressions: their signs, their factors, and their dependences."""
+"""Analyses typed expressions: whether they can be negative, their factors, and what they depend
+on."""
 
 from __future__ import annotations
 
@@ -53,15 +54,15 @@ def _is_at_least(condition: Typed, bound: Typed, value: Typed) -> bool:
 
 
 def factors_of_indices(it: Typed) -> tuple[int, int] | None:
-    """The factors of q and k, if the expression is a sum of q, k and ints that depend on neither;
-    otherwise None."""
+    """Returns the factors of q and k, if the expression is a sum of q, k and ints that depend on
+    neither; otherwise None."""
     q, k = factor_of(Q, it), factor_of(K, it)
     return None if q is None or k is None else (q, k)
 
 
 def factor_of(symbol: Typed, it: Typed) -> int | None:
-    """The factor of a symbol, if the expression is a sum whose other terms are ints that do not
-    depend on the symbol; otherwise None."""
+    """Returns the factor of a symbol, if the expression is a sum whose other terms are ints that do
+    not depend on the symbol; otherwise None."""
     if it is symbol:
         return 1
     if it.function in ("add", "subtract", "negative"):
@@ -77,8 +78,8 @@ def factor_of(symbol: Typed, it: Typed) -> int | None:
 
 
 def keys_alike(mask: Typed | None) -> int:
-    """The largest number that divides every key index at which the mask may differ from the mask at
-    the previous key, such as the block size of a block mask; 1 if nothing is known."""
+    """Returns the largest number that divides every key index at which the mask may differ from the
+    mask at the previous key, such as the block size of a block mask; 1 if nothing is known."""
     found = 0
     for it in () if mask is None else mask.parts():
         if K not in it.arguments:
@@ -93,7 +94,7 @@ def keys_alike(mask: Typed | None) -> int:
 
 
 def number_expressions(roots: Iterable[Typed], dtypes: Collection[str]) -> list[Typed]:
-    """The largest subexpressions of these types that depend only on numbers of the call.
+    """Returns the largest subexpressions of these types that depend only on numbers of the call.
     Subexpressions that are just a number are left out."""
     found: dict[Typed, None] = {}
     for root in roots:
@@ -106,7 +107,7 @@ def number_expressions(roots: Iterable[Typed], dtypes: Collection[str]) -> list[
 
 
 def with_products(root: Typed) -> Typed:
-    """The expression with two changes for kernels.
+    """Returns the expression with two changes for kernels.
 
     Division by an expression of numbers becomes multiplication by its inverse. A square of a
     distance, (q - k) * (q - k), that is converted to float is computed in float, because an int32

@@ -92,7 +92,7 @@ class Score:
 
 
 def capped_by(cap: float) -> Score:
-    """The Score for a softcap; 0 means no cap."""
+    """Returns the Score for a softcap; 0 means no cap."""
     return SOFTCAP if cap else PLAIN
 
 

@@ -1,4 +1,5 @@
-"""The arguments of attention, each defined once: its default, its check and its type in an op.
+"""Defines each argument of attention once: the argument's default, its check, and its type in an
+op.
 
 The public functions repeat their arguments for readers and type checkers, and a test compares both.
 All other code that has or forwards such arguments derives them from here.
@@ -19,7 +20,7 @@ from flashsmith.printable import quoted
 from flashsmith.semantics.mask import UNLIMITED
 from flashsmith.semantics.sizes import CANONICAL, FREE, window_class
 
-# The kernel takes scale * log2(e) as fp32. For scales outside this range, that product would be
+# Kernels take scale * log2(e) as fp32. For scales outside this range, this product would be
 # infinite or lose bits.
 MIN_SCALE, MAX_SCALE = 2.0**-126, 2.0**127
 # Without a softcap, a logit is the score times the scale, and a base-2 exponent is the difference
@@ -58,7 +59,7 @@ class Argument(NamedTuple):
         return "Array" in self.kind
 
     def in_schema(self, default: Any) -> str:
-        """The argument's declaration in an op's schema."""
+        """Returns the argument's declaration in an op's schema."""
         value = repr(default) if isinstance(default, str) else str(default)
         if self.kind == _PAIR:
             return f"{self.op} {self.name}_left=None, {self.op} {self.name}_right=None"
@@ -99,7 +100,7 @@ _ARGUMENTS = (
     Argument("k_scale", _SCALES, op="Tensor?"),
     Argument("v_scale", _SCALES, op="Tensor?"),
     Argument("split", "str", "invariant", "str"),
-    # What the bits of a row may depend on.
+    # These decide what the bits of a row may depend on.
     Argument("bits", "str | None", None, "str?"),
     # For gradients.
     Argument("dlse", _TENSOR, op="Tensor?"),
@@ -122,13 +123,13 @@ class Signature:
     """The keywords of one function, in their order, with their defaults."""
 
     def __init__(self, function: str, names: str, **defaults: Any) -> None:
-        """``defaults`` override the arguments' own defaults."""
+        """``defaults`` replace the arguments' own defaults in this signature."""
         self.function = function
         arguments = [ARGUMENTS[name] for name in names.split()]
         self.defaults = {it.name: defaults.get(it.name, it.default) for it in arguments}
 
     def bind(self, keywords: Mapping[str, Any]) -> dict[str, Any]:
-        """All keywords of a call, with defaults filled in.
+        """Returns all keywords of a call, with defaults filled in.
 
         Raises TypeError for a keyword that the function does not have, and for a missing required
         keyword.
@@ -148,7 +149,7 @@ class Signature:
         return bound
 
     def in_schema(self, names: str) -> str:
-        """The declarations of the named arguments in an op's schema, in that order."""
+        """Returns the declarations of the named arguments in an op's schema, in that order."""
         return ", ".join(ARGUMENTS[it].in_schema(self.defaults[it]) for it in names.split())
 
 
@@ -199,7 +200,7 @@ class ForwardOptions(NamedTuple):
     program: Any = None
 
     def with_tensors(self, sinks: Any, cu_q: Any, cu_k: Any) -> ForwardOptions:
-        """A copy with these tensors, which keeps seqused_k and k_begin."""
+        """Returns a copy with these tensors, which keeps seqused_k and k_begin."""
         if sinks is self.sinks and cu_q is self.cu_seqlens_q and cu_k is self.cu_seqlens_k:
             return self
         # This is five times faster than _replace().
@@ -240,8 +241,7 @@ others_of = _some(name for name in ForwardOptions._fields if not ARGUMENTS[name]
 
 
 class MaskLimits(NamedTuple):
-    """A value of Semantics.mask, and the number of keys before and after its own that a row may
-    see."""
+    """A value of Semantics.mask, and how many keys before and after its own key a row may see."""
 
     kind: str
     left: int
@@ -273,7 +273,7 @@ def _is_numpys_bool(value: Any) -> bool:
 
 
 def check_bits(bits: Any, default: str | None) -> str:
-    """The value for Problem.bits: 'canonical', or '' for free.
+    """Returns the value for Problem.bits: 'canonical', or '' for free.
 
     None means ``default``, the value of FLASHSMITH_BITS, and free if that is unset.
 
@@ -291,8 +291,8 @@ def check_bits(bits: Any, default: str | None) -> str:
 
 
 def check_mask(causal: Any, window: Any) -> MaskLimits:
-    """The mask that the two arguments request together. If ``causal`` is set, a row sees no keys
-    after its own, whatever the window's right limit is.
+    """Returns the mask that the two arguments request together. If ``causal`` is set, a row sees no
+    keys after its own, for any right limit of the window.
 
     Raises ArgumentError unless causal is a bool and window a pair of None or whole numbers from 0.
     """
@@ -310,8 +310,8 @@ def check_mask(causal: Any, window: Any) -> MaskLimits:
 
 
 def check_pair(window: Any) -> tuple[Any, Any]:
-    """The two limits of a window, whose values are not checked. Raises ArgumentError unless there
-    are exactly two."""
+    """Returns the two limits of a window, whose values are not checked. Raises ArgumentError unless
+    there are exactly two."""
     if not isinstance(window, (tuple, list)) or len(window) != 2:
         raise ArgumentError(
             f"window={quoted(window)}: give a pair (left, right), each None (no limit) or a whole "
@@ -333,7 +333,8 @@ def _window_limit(window: Any, limit: Any) -> int:
 
 
 def whole_number(value: Any) -> int | None:
-    """The number as an int; None for anything else, such as a bool or an array of several."""
+    """Returns the number as an int; None for anything else, such as a bool or an array of
+    several."""
     if isinstance(value, bool) or _is_numpys_bool(value):
         return None
     try:
@@ -343,7 +344,8 @@ def whole_number(value: Any) -> int | None:
 
 
 def check_scale(scale: Any, d: int) -> float:
-    """The scale as a float; None gives 1/sqrt(d). Raises ArgumentError unless finite and > 0."""
+    """Returns the scale as a float; None gives 1/sqrt(d). Raises ArgumentError unless finite and >
+    0."""
     if scale is None:
         return 1.0 / math.sqrt(d)
     value = _real(scale)
@@ -356,7 +358,7 @@ def check_scale(scale: Any, d: int) -> float:
 
 
 def check_softcap(softcap: Any, scale: float) -> float:
-    """The cap as a float, 0 for none.
+    """Returns the cap as a float, 0 for none.
 
     Raises ArgumentError unless the cap is finite and >= 0, and fp32 can hold scale / softcap.
     Without a cap, a scale above MAX_UNCAPPED_SCALE is also an error.
@@ -395,7 +397,8 @@ def check_k_scale(k_scale: float, scale: float, softcap: float) -> None:
 
 
 def _real(value: Any) -> float | None:
-    """The number as a float, infinite if it is too large; None if it is not a real number."""
+    """Returns the number as a float, infinite if it is too large; None if it is not a real
+    number."""
     if type(value) is float:
         return value
     if isinstance(value, numbers.Real) and not (isinstance(value, bool) or _is_numpys_bool(value)):

@@ -1,4 +1,4 @@
-"""Sizes: the part of a Problem that an operation uses. It is a protocol, which avoids an import
+"""Sizes: the part of a Problem that an operation uses. Sizes is a protocol, which avoids an import
 cycle."""
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ FREE = "free"
 
 
 def window_class(left: int, right: int) -> int:
-    """The class of a window: the power of two nearest to the number of keys that a row sees in
-    addition to its own.
+    """Returns the class of a window: the power of two nearest to the number of keys that a row sees
+    in addition to its own.
 
     The class is at least SMALLEST_WINDOW. The class is 0, which means any window, if the window has
     no limit on one side.

@@ -90,8 +90,8 @@ class Typed:
         return tuple(it for it in self.operands if isinstance(it, Typed))
 
     def parts(self) -> list[Typed]:
-        """All expressions inside this one, each once, operands before the expressions that use
-        them."""
+        """Returns all expressions inside this one, each once, operands before the expressions that
+        use them."""
         found: dict[Typed, None] = {}
         stack: list[tuple[Typed, bool]] = [(self, False)]
         while stack:
@@ -104,11 +104,11 @@ class Typed:
         return list(found)
 
     def symbols(self) -> tuple[str, ...]:
-        """The names of the symbols, without duplicates."""
+        """Returns the names of the symbols, without duplicates."""
         return tuple(it.operands[0] for it in self.parts() if it.function == "symbol")
 
     def reads(self) -> list[Typed]:
-        """The reads from tensors, each once."""
+        """Returns the reads from tensors, each once."""
         return [it for it in self.parts() if it.function == "read"]
 
     def evaluate(
@@ -119,7 +119,7 @@ class Typed:
         *,
         exact: bool = True,
     ) -> Any:
-        """The value: float64 for floats, two's complement of the type's width for ints.
+        """Returns the value: float64 for floats, two's complement of the type's width for ints.
 
         ``values`` has a number or an array for each symbol, and ``tensors`` an array for each
         tensor that the expression reads; arrays broadcast. ``xp`` is numpy or torch; None means
@@ -132,7 +132,7 @@ class Typed:
         return evaluated(self.parts(), values, tensors or {}, xp, exact=exact)
 
     def replace(self, others: Mapping[Typed, Typed]) -> Typed:
-        """The expression with every key of ``others`` replaced by its value."""
+        """Returns the expression with every key of ``others`` replaced by its value."""
         made: dict[Typed, Typed] = dict(others)
         for it in self.parts():
             if it not in made:
@@ -242,7 +242,7 @@ _NODES_LOCK = Lock()
 def _node(function: str, operands: tuple[Any, ...], dtype: str) -> Typed:
     """Returns the unique object for this expression."""
     kinds = tuple(type(it) for it in operands)
-    # 0.0 and -0.0 are equal but not the same, and so are True and 1.
+    # 0.0 and -0.0 are equal but not the same; this also holds for True and 1.
     signs = tuple(math.copysign(1, it) if isinstance(it, float) else 1 for it in operands)
     key = (function, operands, kinds, signs, dtype)
     with _NODES_LOCK:
@@ -259,12 +259,12 @@ def _node(function: str, operands: tuple[Any, ...], dtype: str) -> Typed:
 
 
 def typed_symbol(name: str, dtype: str) -> Typed:
-    """A symbol: a value that is known only when the expression is evaluated."""
+    """Returns a symbol: a value that is known only when the expression is evaluated."""
     return _node("symbol", (name,), dtype)
 
 
 def typed_constant(value: Value, dtype: str | None = None) -> Typed:
-    """A number, of the type that fits its Python type unless ``dtype`` is given.
+    """Returns a number, of the type that fits its Python type unless ``dtype`` is given.
 
     Raises ArgumentError for a value that is not a number, or an int beyond 64 bits.
     """
@@ -289,13 +289,14 @@ def typed_constant(value: Value, dtype: str | None = None) -> Typed:
 
 
 def wrapped(value: int, bits: int = 32) -> int:
-    """The int, wrapped to this width as in two's complement arithmetic."""
+    """Returns the int, wrapped to this width as in two's complement arithmetic."""
     half = 1 << (bits - 1)
     return (value + half) % (2 * half) - half
 
 
 def read(name: str, dtype: str, *indices: Typed | Value) -> Typed:
-    """The element of the tensor ``name``, whose element type is ``dtype``, at these indices.
+    """Returns the element of the tensor ``name``, whose element type is ``dtype``, at these
+    indices.
 
     A negative index counts from the end, and an index outside the tensor reads its nearest element.
 
@@ -317,13 +318,13 @@ def read(name: str, dtype: str, *indices: Typed | Value) -> Typed:
 
 
 def as_typed(value: Typed | Value) -> Typed:
-    """An expression unchanged, or a number as a constant."""
+    """Returns an expression unchanged; converts a number to a constant."""
     return value if isinstance(value, Typed) else typed_constant(value)
 
 
 def cast(value: Typed | Value, dtype: str) -> Typed:
-    """The value converted to another type: rounded towards zero from float to int, != 0 for
-    bool."""
+    """Converts the value to another type: a float is rounded towards zero to an int, and a value is
+    compared with 0 to make a bool."""
     it = as_typed(value)
     if it.dtype == dtype:
         return it
@@ -339,7 +340,7 @@ def cast(value: Typed | Value, dtype: str) -> Typed:
 
 
 def where(condition: Typed | Value, yes: Typed | Value, no: Typed | Value) -> Typed:
-    """``yes`` where the condition holds, else ``no``."""
+    """Returns an expression that is ``yes`` where the condition holds, and ``no`` elsewhere."""
     test = cast(condition, BOOL)
     one, other = promoted(yes, no)
     if one is other:
@@ -350,7 +351,7 @@ def where(condition: Typed | Value, yes: Typed | Value, no: Typed | Value) -> Ty
 
 
 def apply(function: str, *operands: Typed | Value) -> Typed:
-    """The operator ``function`` of these operands, whose types are promoted as in PyTorch.
+    """Applies the operator ``function`` to these operands, whose types are promoted as in PyTorch.
 
     Raises ArgumentError for an operator that the types do not have, such as a shift of floats.
     """
@@ -385,7 +386,7 @@ def apply(function: str, *operands: Typed | Value) -> Typed:
 
 
 def _order(it: Typed) -> tuple[bool, str]:
-    """The sort key for the operands of a commutative operator; it puts constants last."""
+    """Returns the sort key for the operands of a commutative operator; it puts constants last."""
     return it.function == "constant", ""
 
 
@@ -398,8 +399,8 @@ def _rebuilt(it: Typed, operands: tuple[Any, ...]) -> Typed:
 
 
 def promoted(*operands: Typed | Value) -> tuple[Typed, ...]:
-    """The operands with one type. A Python number changes the type only if its kind is higher: a
-    float makes ints floats, but an int leaves an int32 as it is."""
+    """Converts the operands to one type. A Python number changes the type only if its kind is
+    higher: a float makes ints floats, but an int leaves an int32 as it is."""
     kinds = {it.dtype for it in operands if isinstance(it, Typed)}
     for it in operands:
         if not isinstance(it, Typed):
@@ -413,7 +414,7 @@ def promoted(*operands: Typed | Value) -> tuple[Typed, ...]:
 
 
 def _category(dtype: str) -> int:
-    """The index in DTYPES of the highest type of the same kind (bool, int or float)."""
+    """Returns the index in DTYPES of the highest type of the same kind (bool, int or float)."""
     return DTYPES.index(LONG if dtype == INT else dtype)
 
 
@@ -431,8 +432,8 @@ def all_parts(expressions: Iterable[Typed | None]) -> Iterator[Typed]:
 
 
 def _simplified(function: str, given: tuple[Typed, ...]) -> Typed | None:
-    """A simpler expression with the same value for all operands, including NaN and infinities; None
-    if no such expression is known."""
+    """Returns a simpler expression with the same value for all operands, including NaN and
+    infinities; None if no such expression is known."""
     if all(it.function == "constant" for it in given):
         return _folded(function, given)
     first, last = given[0], given[-1]
@@ -461,14 +462,14 @@ def _simplified(function: str, given: tuple[Typed, ...]) -> Typed | None:
 
 
 def _folded(function: str, given: tuple[Typed, ...]) -> Typed:
-    """The operator's value for constants, as a constant."""
+    """Returns the operator's value for constants, as a constant."""
     result = computed(function, [(it.operands[0], it.dtype) for it in given])
     is_whole = isinstance(result, int) and not isinstance(result, bool)
     return typed_constant(result, given[0].dtype if is_whole else None)
 
 
 def _of_twins(function: str, it: Typed) -> Typed | None:
-    """The simplified result for two equal operands; None if there is none."""
+    """Returns the simplified result for two equal operands; None if there is none."""
     if function in ("and", "or", "minimum", "maximum"):
         return it
     if it.dtype == FLOAT:
@@ -483,7 +484,7 @@ def _of_twins(function: str, it: Typed) -> Typed | None:
 
 
 def _with_constant(function: str, it: Typed, last: Typed) -> Typed | None:
-    """The simplified result for a constant second operand; None if there is none."""
+    """Returns the simplified result for a constant second operand; None if there is none."""
     value, is_whole = last.operands[0], it.dtype in (INT, LONG)
     if it.dtype == BOOL:
         return _with_bool(function, it, value)
@@ -514,8 +515,8 @@ def _with_bool(function: str, it: Typed, value: bool) -> Typed | None:
 
 
 def _after_constant(function: str, first: Typed, last: Typed) -> Typed | None:
-    """The simplified result for a constant first operand of an operator that is not commutative;
-    None if there is none."""
+    """Returns the simplified result for a constant first operand of an operator that is not
+    commutative; None if there is none."""
     if function == "subtract" and first.operands[0] == 0:
         return apply("negative", last)
     return None

@@ -1,5 +1,5 @@
-"""CUDA C++ for typed expressions: statements that define subexpressions, and an expression for the
-value."""
+"""Generates CUDA C++ for typed expressions: statements that define subexpressions, and an
+expression for the value."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ class CudaPrinter:
 
     def _constant(self, it: Typed) -> str:
         (value,) = it.operands
-        # The keys of libraries contain this string, and older keys have '1' for 1.0.
+        # The keys of libraries contain this string, so 1.0 stays '1', as in older keys.
         return str(int(value)) if it.dtype == FLOAT and value in (0, 1) else literal(it)
 
     def _operator(self, it: Typed, parts: list[str]) -> str:
@@ -91,7 +91,7 @@ class CudaPrinter:
 
 
 def literal(it: Typed) -> str:
-    """The C++ text of a constant, which reads back as the same number."""
+    """Returns the C++ text of a constant, which reads back as the same number."""
     (value,) = it.operands
     if it.dtype == BOOL:
         return bool_literal(value)
@@ -107,5 +107,5 @@ def literal(it: Typed) -> str:
 
 
 def bool_literal(value: bool) -> str:
-    """The C++ text of a bool."""
+    """Returns the C++ text of a bool."""
     return "true" if value else "false"

@@ -1,4 +1,4 @@
-"""The canonical text of typed expressions, which can be parsed."""
+"""Writes typed expressions as canonical text, and parses this text."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from flashsmith.semantics.typed import DTYPES, READABLE, Typed, _node
 
 
 def canonical(roots: Mapping[str, Typed]) -> str:
-    """A string that is the same for equal graphs: one line for each part, then one line for each
-    root."""
+    """Returns a string that is the same for equal graphs: one line for each part, then one line for
+    each root."""
     places: dict[Typed, int] = {}
     lines = []
     for root in roots.values():
@@ -35,7 +35,8 @@ _ROOT = re.compile(r"([a-z]+) = %(\d+)")
 
 
 def parse_canonical(text: str) -> dict[str, Typed]:
-    """The roots of a string that canonical() wrote. Raises ArgumentError for any other text."""
+    """Returns the roots of a string that canonical() wrote. Raises ArgumentError for any other
+    text."""
     parts: list[Typed] = []
     roots: dict[str, Typed] = {}
     try:

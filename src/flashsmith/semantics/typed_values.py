@@ -32,7 +32,7 @@ def evaluated(
     *,
     exact: bool,
 ) -> Any:
-    """The value of the last of ``parts``. Each part must come after its own operands.
+    """Returns the value of the last of ``parts``. Each part must come after its own operands.
 
     The other arguments are those of Typed.evaluate().
     """
@@ -46,7 +46,8 @@ def evaluated(
 
 
 def computed(function: str, constants: Sequence[tuple[Any, str]]) -> Any:
-    """The operator's value for constants that are given with their types, as a Python number."""
+    """Returns the operator's value for constants that are given with their types, as a Python
+    number."""
     xp = import_module("numpy")
     with xp.errstate(all="ignore"):
         found = [_as_dtype(value, dtype, xp) for value, dtype in constants]
@@ -60,7 +61,7 @@ def _plain_value(
     tensors: Mapping[str, Any],
     xp: Any,
 ) -> Any:
-    """The value in the given arrays' own types; casts and reads are exact."""
+    """Returns the value in the given arrays' own types; casts and reads are exact."""
     if it.function == "symbol":
         return _given(it.operands[0], values)
     if it.function == "constant":

@@ -1,7 +1,8 @@
-"""Tracing: turns a caller's score and mask functions into a program of kernels.
+"""Tracing: turns a caller's score and mask functions into a program that kernels compute.
 
-A function is called once with symbols. Operators, PyTorch's and NumPy's functions and reads from
-tensors then build typed expressions. Imports PyTorch only if the process already has it.
+A function is called once with symbols. Operators, functions of PyTorch and NumPy, and reads from
+tensors then build typed expressions. PyTorch is imported only if the process has already imported
+it.
 """
 
 from flashsmith.semantics.program import BoundProgram

@@ -1,4 +1,5 @@
-"""Binds the score and mask functions of one call to a program of kernels and its values."""
+"""Turns the score and mask functions of one call into a program that kernels compute, with the
+values that the program takes."""
 
 from __future__ import annotations
 
@@ -23,8 +24,8 @@ POSITIONS = ("start", "end")
 
 
 class BoundFunctions(NamedTuple):
-    """The form in which kernels get a call's functions: a program, and a window whose limits also
-    hide keys.
+    """A call's functions in the form that kernels take: a program, and a window, which also hides
+    keys.
 
     program: None if the window expresses the functions.
     left, right: the number of keys that a row sees before and after its own position, aligned to
@@ -57,7 +58,8 @@ def bind(
     """
     given = (score_mod, *masks)
     key = (*map(id, given), lengths, positions, part)
-    # Results are not kept: they hold tensors, and would keep the caller's mask or bias in memory.
+    # Results are not kept: they refer to tensors, and would keep the caller's mask or bias in
+    # memory.
     is_kept = bias is None and not any(map(is_array, masks))
     known = _RECENT.get(key) if is_kept else None
     if known is not None and known.still_holds(given):
@@ -76,8 +78,8 @@ class _Recent(NamedTuple):
     found: BoundFunctions
 
     def still_holds(self, given: tuple[Any, ...]) -> bool:
-        """Whether ``given`` are the functions of this result, and still capture the same
-        objects."""
+        """Whether ``given`` are the functions to which this result belongs, and they still capture
+        the same objects."""
         for known, it in zip(self.given, given, strict=True):
             if (None if known is None else known()) is not it:
                 return False
@@ -91,7 +93,7 @@ _MOST_RECENT = 512
 def _remember(
     key: Any, given: tuple[Any, ...], watch: tuple[Watch, ...], found: BoundFunctions
 ) -> None:
-    """Keeps a result for as long as the functions that it belongs to exist."""
+    """Keeps a result for as long as the functions to which the result belongs exist."""
 
     # This is a default argument, because modules may lose their globals before this runs at the end
     # of the process.
@@ -115,7 +117,7 @@ def _bound(
     bias: Any,
     part: tuple[str, ...],
 ) -> tuple[BoundFunctions, tuple[Watch, ...]]:
-    """The result of bind(), and the objects on which it depends."""
+    """Returns the result of bind(), and the objects on which it depends."""
     score, mask = composed(score_mod, masks, bias, positions)
     if score is None and mask is None:
         return BoundFunctions(None), ()
@@ -130,7 +132,7 @@ def _bound(
 def composed(
     score_mod: Function | None, masks: tuple[Any, ...], bias: Any, positions: str
 ) -> tuple[Function | None, Function | None]:
-    """The score function and the mask function that bind() traces. Raises ArgumentError for
+    """Returns the score function and the mask function that bind() traces. Raises ArgumentError for
     positions other than POSITIONS, and the errors of bind() for tensors."""
     if positions not in POSITIONS:
         raise ArgumentError(
@@ -148,8 +150,8 @@ def limited(
     positions: str,
     part: tuple[str, ...] = (),
 ) -> BoundFunctions:
-    """A traced program, converted for kernels: a mask that equals a window becomes limits, and
-    q_idx and kv_idx become positions. Its tensors get names."""
+    """Converts a traced program for kernels: a mask that equals a window becomes limits, q_idx and
+    kv_idx become positions, and the program's tensors get names."""
     offset = 0 if positions == "end" else None if lengths is None else lengths[1] - lengths[0]
     limits = _limits(bound, offset)
     if limits is not None:
@@ -159,8 +161,8 @@ def limited(
 
 
 def at_row(function: Function) -> Function:
-    """Converts a mask function that takes the row, counted from the first query, to one that takes
-    q_idx under positions='end'."""
+    """Converts a mask function whose argument is the row, counted from the first query, to a mask
+    function whose argument is q_idx under positions='end'."""
     return lambda b, h, q_idx, kv_idx: function(b, h, row_of(q_idx), kv_idx)
 
 
@@ -169,7 +171,7 @@ _ROW = Q - (SEQ_K - SEQ_Q)
 
 
 def row_of(q_idx: Any) -> Any:
-    """The row, counted from the first query, of a query at position ``q_idx``, a symbol."""
+    """Returns the row, counted from the first query, of a query at position ``q_idx``, a symbol."""
     return Symbol(_ROW, q_idx.trace)
 
 
@@ -179,7 +181,7 @@ def _placed_mask(mask: Any, positions: str) -> Function:
 
 
 def _plus(score_mod: Function | None, bias: Any, positions: str) -> Function:
-    """A score function that adds a bias to the result of ``score_mod``."""
+    """Returns a score function that adds a bias to the result of ``score_mod``."""
     at = bias_table(bias)
     if positions == "end":
         at = at_row(at)
@@ -191,7 +193,7 @@ def _plus(score_mod: Function | None, bias: Any, positions: str) -> Function:
 
 
 def bias_table(bias: Any) -> Function:
-    """The function of a float tensor (b or 1, h or 1, q, k), (h or 1, q, k) or (q, k)."""
+    """Returns the function of a float tensor (b or 1, h or 1, q, k), (h or 1, q, k) or (q, k)."""
     if not is_array(bias):
         raise ArgumentError(f"bias={quoted(bias)}: give a float tensor, or None for none")
     kind = dtype_name(bias.dtype) or str(bias.dtype)
@@ -208,15 +210,14 @@ _BIASES = ("float16", "bfloat16", "float32")
 
 
 def _named(bound: BoundProgram, bias: Any, masks: tuple[Any, ...]) -> BoundProgram:
-    """The program, whose tensors are renamed to the caller's names for them where these are
-    known."""
+    """Renames the program's tensors to the caller's names for them, where these names are known."""
     names = {id(it): "mask" for it in masks if is_array(it)} | {id(bias): "bias"}
     return bound._replace(names=tuple(names.get(id(it), "") for it in bound.tensors))
 
 
 def mask_function(mask: Any) -> Function:
-    """A mask as a function: a function itself, or a bool tensor (b or 1, h or 1, q, k), of which
-    leading dimensions may be missing."""
+    """Returns a mask as a function: a function itself, or a bool tensor (b or 1, h or 1, q, k), of
+    which leading dimensions may be missing."""
     if is_array(mask):
         return bool_table(mask)
     if not callable(mask):
@@ -228,7 +229,7 @@ def mask_function(mask: Any) -> Function:
 
 
 def bool_table(table: Any) -> Function:
-    """The mask of a bool tensor (b or 1, h or 1, q, k), (h or 1, q, k) or (q, k)."""
+    """Returns the mask of a bool tensor (b or 1, h or 1, q, k), (h or 1, q, k) or (q, k)."""
     rank = len(table.shape)
     if not 2 <= rank <= 4 or "bool" not in str(table.dtype):
         raise ArgumentError(
@@ -239,17 +240,19 @@ def bool_table(table: Any) -> Function:
 
 
 def table_function(table: Any) -> Function:
-    """A function (b, h, x, y) that reads a tensor (b or 1, h or 1, x, y), of which leading
+    """Returns a function (b, h, x, y) that reads a tensor (b or 1, h or 1, x, y), of which leading
     dimensions may be missing."""
     at = table_reader(tuple(table.shape))
     return lambda b, h, x, y: at(table, b, h, x, y)
 
 
 def table_reader(sizes: tuple[int, ...]) -> Function:
-    """table_function() for tensors of these sizes: a function of (table, b, h, x, y)."""
+    """Returns a function (table, b, h, x, y) that does the same as table_function() for a table of
+    these sizes."""
     if len(sizes) == 2:
         return _of_rows
-    # A size of 1 is broadcast. Programs clamp indices, but PyTorch's functions do not.
+    # A size of 1 is broadcast by the index 0, because PyTorch's functions do not clamp indices as
+    # programs do.
     if len(sizes) == 3:
         return _of_one_head if sizes[0] == 1 else _of_head
     if sizes[1] == 1:
@@ -289,7 +292,7 @@ def _of_each(table: Any, b: Any, h: Any, x: Any, y: Any) -> Any:
 
 
 def all_of(*functions: Function) -> Function:
-    """A mask function that shows the keys that all of the given functions show."""
+    """Returns a mask function that shows the keys that all of the given functions show."""
 
     def mask(b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
         seen = functions[0](b, h, q_idx, kv_idx)
@@ -306,8 +309,8 @@ def _known_band(mask: Typed) -> Band | None:
 
 
 def _limits(bound: BoundProgram, offset: int | None) -> tuple[int | None, int | None] | None:
-    """The window that equals the mask, in positions aligned to the bottom right; None if there is
-    none.
+    """Returns the window that equals the mask, in positions aligned to the bottom right; None if
+    there is none.
 
     ``offset`` is the position of the first query.
     """
@@ -337,7 +340,7 @@ def _without_mask(bound: BoundProgram) -> BoundProgram | None:
 def _placed(
     bound: BoundProgram | None, positions: str, part: tuple[str, ...]
 ) -> BoundProgram | None:
-    """The program with q_idx and kv_idx as positions."""
+    """Converts q_idx and kv_idx in the program to positions."""
     if bound is None or (positions == "start" and not part):
         return bound
     first = first_key(part)
@@ -355,8 +358,8 @@ def _both(program: Program) -> tuple[Any, Any]:
 def _rebound(
     bound: BoundProgram, score: Typed | None, mask: Typed | None, part: tuple[str, ...] = ()
 ) -> BoundProgram:
-    """A program of other expressions over some of the tensors and numbers of ``bound``, and over
-    the vectors of a part of the keys."""
+    """Returns the program of these expressions, which use some of the tensors and numbers of
+    ``bound``, and the vectors of a part of the keys."""
     program, reads, numbers = program_of(score, mask)
     old = bound.program
     given = zip(bound.tensors, bound.names, strict=True)

@@ -1,8 +1,9 @@
-"""Converts a BlockMask of FlexAttention to a mask function, which combines the lists of blocks with
-the function for partial blocks.
+"""Converts a BlockMask of FlexAttention to a mask function, which combines the BlockMask's lists of
+blocks with its function for partial blocks.
 
-Most BlockMasks of models are causal or a window, and their lists add nothing to their function.
-Such a BlockMask is replaced by its function, for which the faster kernels without lists serve.
+Most BlockMasks of models are causal or a window, and their lists hide nothing that their function
+does not hide. Such a BlockMask is replaced by its function, because kernels without lists are
+faster.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ def is_block_mask(value: Any) -> bool:
 def mask_of_blocks(
     block_mask: Any, lengths: tuple[int, int] | None, positions: str = "start"
 ) -> Callable[..., Any]:
-    """A BlockMask as a function.
+    """Converts a BlockMask to a function.
 
     The function hides blocks that the lists omit, shows full blocks, and calls the BlockMask's own
     function in partial blocks.
@@ -77,12 +78,12 @@ def mask_over_cache(block_mask: Any, seq_q: int | None, capacity: int) -> Callab
 def rows_are_of_the_call(
     own: tuple[int, ...], n_blocks: int, rows: int, seq_q: int | None, capacity: int
 ) -> bool:
-    """Whether a BlockMask's rows are a call's queries; otherwise, they are positions in the
+    """Whether a BlockMask's rows are a call's queries; otherwise, the rows are positions in the
     sequence.
 
     The BlockMask has the lengths ``own``, and ``n_blocks`` blocks of ``rows`` rows.
 
-    Raises ArgumentError for a BlockMask that fits neither.
+    Raises ArgumentError if a BlockMask's rows can be neither.
     """
     if -(-own[0] // rows) != n_blocks:
         raise ArgumentError(
@@ -157,7 +158,7 @@ _KNOWN_LOCK = Lock()
 
 
 def _known_lists(block_mask: Any, rows: int, columns: int) -> _Analysis:
-    """A BlockMask's function and window, kept until its tensors or its function change."""
+    """Analyses a BlockMask. The result is kept until the BlockMask's tensors or function change."""
     lists = (
         *(block_mask.kv_num_blocks, block_mask.kv_indices),
         *(block_mask.full_kv_num_blocks, block_mask.full_kv_indices),
@@ -196,7 +197,7 @@ def _has_values(states: Any) -> bool:
 
 
 def _window(mask_mod: Callable[..., Any], lengths: tuple[int, ...]) -> _Window | None:
-    """The window that hides the same keys as a function for these lengths; None if there is
+    """Returns the window that hides the same keys as a function for these lengths; None if there is
     none."""
     bound = bind(None, (mask_mod,), (lengths[0], lengths[1]))
     return (bound.left, bound.right) if bound.program is None else None
@@ -205,13 +206,13 @@ def _window(mask_mod: Callable[..., Any], lengths: tuple[int, ...]) -> _Window |
 def _shows_window(
     states: Any, block: tuple[int, int], lengths: tuple[int, ...], window: _Window
 ) -> bool:
-    """Whether the lists include every block with keys in the window, and full blocks have no other
-    keys.
+    """Whether the lists include every block that has keys in the window, and full blocks have only
+    keys in the window.
 
     This copies the states to the host, once for each BlockMask.
     """
     seq_q, seq_k = lengths
-    # The rows and keys of the blocks, from the first to the last.
+    # For each block, the first and the last of its rows and keys.
     q = np.arange(0, seq_q, block[0])[:, None] + (seq_k - seq_q)
     k = np.arange(0, seq_k, block[1])[None, :]
     last_q = np.minimum(q + block[0], seq_k) - 1
@@ -227,7 +228,8 @@ def _shows_window(
 
 
 def states_of_lists(counts: Any, indices: Any, full_counts: Any, full_indices: Any) -> Any:
-    """The states of blocks (b, h, q blocks, k blocks) from the lists of partial and full blocks.
+    """Makes the states of blocks (b, h, q blocks, k blocks) from the lists of partial and full
+    blocks.
 
     counts are (b, h, q blocks), indices (b, h, q blocks, k blocks); entries after a count are
     ignored. A block in both lists is full.

@@ -51,10 +51,10 @@ Watch = tuple[Callable[[], "list[Any]"], "list[Any]"]
 
 
 class Captures(NamedTuple):
-    """The leaves of a value in a fixed order, a key for everything else, and whether the key is
-    complete. Values with the same complete key differ only in their leaves. ``watch`` has all
-    objects that may change. ``paths`` lead to the leaves, and ``others`` to captured functions,
-    flags and strings; both are empty unless they are requested."""
+    """The leaves of a value in a fixed order, a key for the rest of the value, and whether this key
+    is complete. Values with the same complete key differ only in their leaves. ``watch`` has all
+    objects that may change. ``paths`` lead to the leaves, and ``others`` lead to captured
+    functions, flags and strings; both are empty unless requested."""
 
     key: Any
     leaves: tuple[Leaf, ...]
@@ -65,9 +65,9 @@ class Captures(NamedTuple):
 
 
 class _Shape(NamedTuple):
-    """A value that holds others: its identity, its children and the paths to them, a function that
-    builds a copy with other children, and a function that rereads the children if they may
-    change."""
+    """A value that holds other values, its children: the value's identity, the children and the
+    paths to them, a function that copies the value with other children, and, if the children may
+    change, a function that reads the current ones."""
 
     tag: Any
     children: list[Any]
@@ -89,7 +89,7 @@ def is_unchanged(watch: tuple[Watch, ...]) -> bool:
 
 
 def captures_of(value: Any, *, with_paths: bool = False) -> Captures:
-    """The captures of a function, or of a tuple of functions."""
+    """Returns the captures of a function, or of a tuple of functions."""
     scan = _Scan()
     key = scan.key_of(value, 0, () if with_paths else None)
     found = tuple(scan.leaves), scan.is_complete, tuple(scan.watch)
@@ -97,8 +97,8 @@ def captures_of(value: Any, *, with_paths: bool = False) -> Captures:
 
 
 def follow(value: Any, path: Path) -> Any:
-    """The value at the end of a path. PyTorch's compiler traces this function, and guards the
-    values that it reads."""
+    """Returns the value at the end of a path. PyTorch's compiler traces this function, and guards
+    the values that it reads."""
     for kind, key in path:
         value = getattr(value, key) if kind == "attribute" else value[key]
     return value
@@ -145,8 +145,8 @@ class _Scan:
 
 
 def rebuilt(value: Any, replacements: Iterator[Any]) -> Any:
-    """A copy of the value in which the leaves are replaced, in order. Functions are copied with new
-    cells."""
+    """Returns a copy of the value in which the leaves are replaced, in order. Functions are copied
+    with new cells."""
     return _rebuilt(value, replacements, {}, 0)
 
 
@@ -168,7 +168,7 @@ def _rebuilt(value: Any, replacements: Iterator[Any], done: dict[int, Any], dept
 
 
 def leaf_of(value: Any) -> Leaf | None:
-    """The Leaf for a value; None if the value is not a leaf."""
+    """Returns the Leaf for a value; None if the value is not a leaf."""
     kind = type(value)
     if kind is int or kind is float:
         return Leaf("float", value) if kind is float else _int_leaf(value)
@@ -217,8 +217,8 @@ def _array_key(value: Any) -> tuple[Any, ...]:
 
 
 def _is_constant(value: Any) -> bool:
-    """Whether the value is an immutable object of a framework, such as a dtype or a function, or
-    declares that it captures nothing."""
+    """Whether the value is an immutable object of a framework, such as a dtype or a function, or an
+    object that declares that it captures nothing."""
     kind = type(value)
     if getattr(kind, "captures_nothing", False):
         return True
@@ -281,8 +281,8 @@ def _dict_of(names: tuple[str, ...]) -> Callable[[list[Any]], Any]:
 
 
 def _instance_shape(value: Any) -> _Shape | None:
-    """The shape of an instance of a plain class, for example a callable with numbers and tensors as
-    attributes; None for other objects."""
+    """Returns the shape of an instance of a plain class, for example a callable with numbers and
+    tensors as attributes; None for other objects."""
     kind = type(value)
     own = getattr(value, "__dict__", None)
     if type(own) is not dict or kind.__module__.partition(".")[0] in (*_FRAMEWORKS, "jaxlib"):
@@ -317,8 +317,8 @@ def _function_shape(function: FunctionType) -> _Shape | None:
     closure, scope_now = function.__closure__ or (), function.__globals__
 
     def current() -> list[Any]:
-        # The reader must not refer to the function, because results are kept as long as the
-        # function exists.
+        # The reader must not refer to the function, because a reference from a kept result would
+        # keep the function alive.
         held = [*defaults, *only.values(), *(cell.cell_contents for cell in closure)]
         return held + [scope_now.get(name) for name in names]
 
@@ -356,7 +356,7 @@ def _cell(value: Any) -> Any:
 
 
 def _globals_of(code: CodeType, scope: dict[str, Any]) -> tuple[str, ...]:
-    """The names of globals that code, and the functions defined in it, may read."""
+    """Returns the names of globals that code, and the functions defined in it, may read."""
     found: dict[str, None] = {}
     todo = [code]
     while todo:

@@ -9,14 +9,15 @@ from typing import Any
 from flashsmith.tracing.binding import row_of
 from flashsmith.tracing.refusals import at_line
 
-# What a graph has in place of a function's arguments, in this order. The row is that of at_row().
+# The symbols that a graph has in place of a function's arguments, in this order. The row is the
+# argument of functions that at_row() takes.
 SCORE_ARGUMENTS = ("score", "b", "h", "q_idx", "kv_idx", "row")
 _FILE_AND_LINE = re.compile(r'File "([^"]*)", line (\d+)')
 
 
 class GraphFunction:
-    """One value of a graph as a function of the tensors and numbers that the graph takes, and then
-    of score_mod's or mask_mod's arguments.
+    """One value of a graph as a function. Its arguments are the tensors and numbers that the graph
+    takes, followed by the arguments of score_mod or mask_mod.
 
     ``nodes`` compute the value ``result`` in order, from ``inputs`` and from ``arguments``, one
     node for each of SCORE_ARGUMENTS.
@@ -34,7 +35,7 @@ class GraphFunction:
         self.result = result
 
     def __call__(self, *given: Any) -> Any:
-        """The value, as PyTorch's functions compute it for symbols."""
+        """Returns the value, as PyTorch's functions compute it for symbols."""
         own, symbols = given[: len(self.inputs)], given[len(self.inputs) :]
         if len(symbols) < len(SCORE_ARGUMENTS) - 1:
             symbols = None, *symbols  # a mask function gets no score
@@ -47,7 +48,7 @@ class GraphFunction:
 
 
 def evaluated(node: Any, values: dict[Any, Any]) -> Any:
-    """The value of a node of torch.fx, given the values of those that it takes."""
+    """Computes the value of a node of torch.fx from the values of the nodes that it takes."""
     from torch.fx.node import map_arg
 
     args, keywords = (map_arg(it, values.__getitem__) for it in (node.args, node.kwargs))
@@ -57,7 +58,7 @@ def evaluated(node: Any, values: dict[Any, Any]) -> Any:
 
 
 def _line_of(node: Any) -> tuple[str, int] | None:
-    """The file and line of the caller that a node came from; None if the compiler did not record
-    them."""
+    """Returns the file and line of the caller that a node came from; None if the compiler did not
+    record them."""
     places = _FILE_AND_LINE.findall(node.meta.get("stack_trace") or "")
     return (places[-1][0], int(places[-1][1])) if places else None

@@ -24,14 +24,16 @@ from flashsmith.tracing.tracer import Traced, traced
 # states of its blocks, its function); BLOCKS_OF_ROWS if its rows are a call's queries over a cache.
 # They are plain tuples, because PyTorch's compiler can make no other kind.
 PARTS, BLOCKS, BLOCKS_OF_ROWS = "parts", "blocks", "blocks of rows"
-# A stand-in for a tensor: (TENSOR, sizes, dtype of PyTorch); every size other than 1 is 2.
+# A stand-in for a tensor: (TENSOR, sizes, PyTorch's dtype), where every size other than 1 is
+# replaced by 2.
 TENSOR = "tensor"
 Root = Any
 Roots = tuple[Root, Root, Root, Root]
 
 
 class GraphPlan(NamedTuple):
-    """A program that was traced in a PyTorch graph, and where its functions hold captured values.
+    """A program that was traced in a PyTorch graph, and the paths to the values that its functions
+    capture.
 
     text: the program and the names of its numbers.
     reads, ints, floats: the paths to captured tensors and numbers.
@@ -48,8 +50,8 @@ class GraphPlan(NamedTuple):
 
 
 def plan_of(roots: Roots, block_sizes: tuple[int, int] | None, positions: str) -> GraphPlan | None:
-    """The plan for functions, in which TENSORs stand for tensors. ``block_sizes`` belong to the
-    BlockMask that is the last root.
+    """Returns the plan for functions, in which TENSORs stand for tensors. ``block_sizes`` belong to
+    the BlockMask that is the last root.
 
     Returns None if the functions capture something to which no path leads.
 
@@ -64,7 +66,7 @@ def plan_of(roots: Roots, block_sizes: tuple[int, int] | None, positions: str) -
     leaves, paths = captures.leaves, captures.paths
     places = [it.leaf for it in made.reads]
     if not all(is_tensor(leaves[it].value) for it in places):
-        return None  # NumPy's, which a call with PyTorch's tensors does not take
+        return None  # a NumPy array, which a call with PyTorch's tensors does not take
     numbers = {name: source.leaf for name, source in made.sources.items() if name[0] == "n"}
     ints, floats = (
         {name: paths[it] for name, it in numbers.items() if leaves[it].kind == kind}
@@ -83,8 +85,8 @@ def plan_of(roots: Roots, block_sizes: tuple[int, int] | None, positions: str) -
 def values_of(
     roots: Roots, block_sizes: tuple[int, int] | None, positions: str
 ) -> tuple[str, tuple[Any, ...], list[int], list[float]]:
-    """A program as a string, its tensors, and its captured ints and floats, for a tracer that runs
-    Python: functions have their tensors, and nothing is guarded.
+    """Returns a program as a string, its tensors, and its captured ints and floats. This is for a
+    tracer that runs Python, where functions hold their real tensors and nothing is guarded.
 
     Raises ArgumentError and TraceError as bind() does.
     """
@@ -110,8 +112,8 @@ def _compose(block_sizes: tuple[int, int] | None, positions: str) -> Any:
 
 
 def _with_placeholders(root: Root, made_of: dict[int, Any]) -> Any:
-    """A copy of a root, with tensors that have no memory in place of TENSORs: one tensor for each
-    TENSOR object. ``made_of`` has them by the identity of their TENSORs."""
+    """Copies a root, and replaces each TENSOR object by a tensor without memory. ``made_of`` maps
+    the identity of a TENSOR to the tensor in its place."""
     if type(root) is not tuple:
         return root
     if root and root[0] is TENSOR:
@@ -126,7 +128,7 @@ def _with_placeholders(root: Root, made_of: dict[int, Any]) -> Any:
 
 
 def _function_of(root: Root, block_sizes: tuple[int, int] | None) -> Any:
-    """A root as a function or a tensor."""
+    """Returns a root as a function or a tensor."""
     if type(root) is not tuple:
         return root
     kind, first, rest = root
@@ -153,8 +155,8 @@ def _parsed(text: str) -> tuple[Program, tuple[str, ...], tuple[Typed, ...]]:
 def program_of_text(
     text: str, reads: tuple[Any, ...], ints: tuple[int, ...], floats: tuple[float, ...]
 ) -> BoundProgram:
-    """The program that a GraphPlan's string describes, with the values found at the ends of the
-    plan's paths.
+    """Returns the program that a GraphPlan's string describes, with the values found at the ends of
+    the plan's paths.
 
     Raises ArgumentError for any other string.
     """

@@ -1,5 +1,5 @@
-"""Adapts functions to attention to a part of the keys, where kernels count keys from the part's
-first key, and functions from the sequence's first key."""
+"""Adapts functions for attention to a part of the keys: kernels count keys from the part's first
+key, but functions count keys from the sequence's first key."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class PartKeys(NamedTuple):
 
     @property
     def has_range(self) -> bool:
-        """Whether the number of keys is in a tensor, so that only the kernels can read it."""
+        """Whether the number of keys is in a tensor that only the kernels can read."""
         return self.seqused_k is not None or self.k_begin is not None
 
     @property
@@ -33,14 +33,14 @@ class PartKeys(NamedTuple):
 
 
 def first_key(vectors: tuple[str, ...]) -> Typed:
-    """The index of a part's first key in its sequence, from the named vectors of the call. Without
-    cu_seqlens_k the sequence begins with k."""
+    """Returns the index of a part's first key in its sequence, from the named vectors of the call.
+    Without cu_seqlens_k the sequence begins with k."""
     begin, *own = [read(name, "int32", B) for name in vectors] or [typed_constant(0)]
     return begin - own[0] if own else begin
 
 
 def with_vectors(bound: BoundProgram | None, vectors: Mapping[str, Any]) -> BoundProgram | None:
-    """A program with a call's vectors, instead of their names, among its tensors."""
+    """Replaces, among a program's tensors, the names of a call's vectors by the vectors."""
     if bound is None or not vectors:
         return bound
     tensors = (vectors[it] if isinstance(it, str) else it for it in bound.tensors)

@@ -1,4 +1,5 @@
-"""Errors of tracing: the operation that cannot be traced, and its location."""
+"""Raises the errors of tracing, which name the operation that cannot be traced, and its
+location."""
 
 from __future__ import annotations
 
@@ -35,7 +36,8 @@ class NeedsValue(BaseException):
         self.names = names
 
 
-# The file and line of an operation that runs outside of the function which contains it.
+# The file and line of an operation that runs outside of the function to which the operation
+# belongs.
 _PLACE: ContextVar[tuple[str, int] | None] = ContextVar("_PLACE", default=None)
 
 
@@ -56,7 +58,7 @@ def at_line(place: tuple[str, int] | None) -> Iterator[None]:
 
 
 def source_line() -> str:
-    """The current location in the traced function: file, line number and source line."""
+    """Returns the current location in the traced function: file, line number and source line."""
     place = _PLACE.get()
     if place is not None:
         return _line(*place)
@@ -95,7 +97,7 @@ def check_arguments(name: str, function: Callable[..., Any]) -> None:
 
 
 def raised(name: str, error: Exception) -> TraceError:
-    """The TraceError for a function that raised an error itself."""
+    """Makes the TraceError for a function that raised ``error`` while it was traced."""
     known = getattr(error, "traced_at", None)
     where = [] if known is None else [_line(*known)]
     where = where or [
@@ -112,5 +114,5 @@ def raised(name: str, error: Exception) -> TraceError:
 
 
 def refuse(operation: str, instead: str) -> NoReturn:
-    """Raises TraceError for an operation of the traced function."""
+    """Raises the TraceError for an operation that the traced function must not use."""
     raise TraceError(f"{operation} cannot be traced ({source_line()}); {instead}")

@@ -62,7 +62,7 @@ class Symbol:
         self._value(f"int() of '{self.expression}'", "write x.int()")
 
     def item(self) -> NoReturn:
-        """Raises an error, because a symbol has no value."""
+        """Always raises an error, because a symbol has no value."""
         self._value(f"item() of '{self.expression}'", "leave it out: the result stays a tensor")
 
     def __iter__(self) -> NoReturn:
@@ -188,10 +188,10 @@ _add_operators()
 
 
 class Captured:
-    """A tensor that a function reads, and the indices that it has been given so far.
+    """A tensor that a function reads, and the indices that the function has applied to it so far.
 
-    It stands for a NumPy array that a traced function captures, or for a tensor with fewer indices
-    than dimensions so far, as in table[b][q].
+    The object stands for a NumPy array that a traced function captures, or for a tensor that has
+    fewer indices than dimensions so far, such as table[b] in table[b][q].
     """
 
     def __init__(self, tensor: Any, trace: Any, indices: tuple[Any, ...] = ()) -> None:
@@ -205,12 +205,12 @@ class Captured:
 
     @property
     def ndim(self) -> int:
-        """The dimensions without an index."""
+        """The number of dimensions that have no index yet."""
         return len(self._tensor.shape) - len(self._indices)
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """The sizes of the dimensions without an index."""
+        """The sizes of the dimensions that have no index yet."""
         self._trace.is_reusable = False
         return tuple(self._tensor.shape[len(self._indices) :])
 
@@ -236,7 +236,8 @@ class Captured:
 
 
 def read_expression(name: str, dtype: str, indices: tuple[Typed, ...]) -> Typed:
-    """A read of a traced tensor. Raises TraceError if programs cannot read it."""
+    """Makes the expression that reads a traced tensor. Raises TraceError if programs cannot read
+    this tensor."""
     if dtype not in READABLE:
         refuse(
             f"a read of {dtype} elements",

@@ -1,4 +1,4 @@
-"""PyTorch's and NumPy's elementwise functions, as typed expressions.
+"""The elementwise functions of PyTorch and NumPy, for typed expressions.
 
 Each function takes and returns expressions, Python numbers, or other options of the original.
 """
@@ -70,7 +70,8 @@ def _where(condition: Value, input: Value, other: Value) -> Typed:
 
 
 def _tensor_where(x: Value, condition: Value, other: Value) -> Typed:
-    """x.where(condition, other): a method that does not take its function's arguments in order."""
+    """Makes x.where(condition, other); this method and the function where() order their arguments
+    differently."""
     return choose(condition, x, other)
 
 
@@ -104,7 +105,8 @@ def _to(x: Value, *targets: Any, dtype: Any = None, **_: Any) -> Typed:
 
 
 def target_type(dtype: Any) -> str | None:
-    """The type of expressions for PyTorch's dtype; None for other objects, such as a device.
+    """Returns the type of expressions for PyTorch's dtype; None for other objects, such as a
+    device.
 
     Floats of any width are computed in fp32, and ints of at most 32 bits as int32.
     """
@@ -151,7 +153,7 @@ def _softplus(x: Value, beta: float = 1.0, threshold: float = 20.0) -> Typed:
 
 
 def _between(x: Value, lowest: Value, highest: Value) -> Typed:
-    """A clamp whose derivative is 0 at both limits, as in hardtanh and relu6."""
+    """Returns a clamp whose derivative is 0 at both limits, as in hardtanh and relu6."""
     found = choose(apply("less_equal", x, lowest), lowest, x)
     return choose(apply("less_equal", highest, x), highest, found)
 
@@ -183,7 +185,7 @@ def _filled(x: Value, value: Value, dtype: Any = None) -> Typed:
 
 
 def _new(value: Value) -> Callable[..., Typed]:
-    """x.new_zeros(size) and the like; only the dtype matters to one element."""
+    """Makes x.new_zeros(size) and similar methods; for a single element only the dtype matters."""
     return lambda x, *_, dtype=None, **__: _filled(x, value, dtype)
 
 
@@ -245,7 +247,7 @@ FUNCTIONS: dict[str, Callable[..., Typed]] = {
     "round": _round,
     "rint": _round,
     "fix": _unary("trunc"),
-    # As a choice: the derivative at 0 is 0.
+    # This is a choice, so that the derivative at 0 is 0.
     "relu": lambda x, inplace=False: choose(apply("less_equal", x, 0), 0, x),
     "softplus": _softplus,
     "gelu": _gelu,
@@ -321,9 +323,10 @@ FUNCTIONS: dict[str, Callable[..., Typed]] = {
     "tanh_approx": _unary("tanh"),
     "approx::tanh": _unary("tanh"),
 }
-# Methods of tensors that are not the function of the same name.
+# Methods of tensors that differ from the function of the same name.
 METHODS = {"where": "Tensor.where"}
-# Functions that by their names do not compute one element, and what to write instead.
+# Functions that do not compute a single element, each with the text that says what to write
+# instead.
 REFUSED = {
     **dict.fromkeys(
         ("dot", "matmul", "mm", "bmm", "einsum", "inner", "vdot", "linear"),

@@ -1,4 +1,5 @@
-"""Calls score and mask functions with symbols, and binds the program to its tensors and numbers."""
+"""Calls score and mask functions with symbols, and binds the resulting program to its tensors and
+numbers."""
 
 from __future__ import annotations
 
@@ -41,7 +42,7 @@ from flashsmith.tracing.symbols import Captured, Symbol, read_expression
 from flashsmith.tracing.torch_functions import FUNCTIONS, METHODS, REFUSED
 
 Function = Callable[..., Any]
-# Python's names of operators, where PyTorch's differ.
+# Those of Python's names for operators that differ from PyTorch's names.
 _DUNDER = {
     "and": "bitwise_and",
     "or": "bitwise_or",
@@ -67,10 +68,10 @@ _MOST_VALUES = 256
 class Traced(NamedTuple):
     """The trace that functions share if they differ only in captured numbers and tensors.
 
-    ``reads`` are indices of leaves, or the objects themselves if these are not leaves; the same
-    holds for the values of ``sources``, the captured numbers by name. ``numbers`` are expressions
-    of captured numbers, whose values ``computed`` keeps. ``frozen`` are the leaves whose values the
-    trace has as constants.
+    ``reads`` has the tensors, each as the index of a leaf, or as the object itself if it is not a
+    leaf. ``sources`` maps names to the captured numbers, in the same form. ``numbers`` are
+    expressions of captured numbers, whose values ``computed`` keeps. ``frozen`` are the leaves
+    whose values the trace has as constants.
     """
 
     program: Program
@@ -82,7 +83,7 @@ class Traced(NamedTuple):
     is_reusable: bool
 
     def bound(self, leaves: tuple[Leaf, ...]) -> BoundProgram:
-        """The program with the tensors and numbers of these leaves."""
+        """Returns the program with the tensors and numbers of these leaves."""
         tensors = tuple(_leaf_or_self(it, leaves) for it in self.reads)
         own = {name: _number(_leaf_or_self(it, leaves)) for name, it in self.sources.items()}
         values = tuple(own.values())
@@ -131,8 +132,8 @@ class Trace(NamedTuple):
 
 
 def trace(score_mod: Function | None = None, mask_mod: Function | None = None) -> BoundProgram:
-    """The program of a score function and a mask function, with the tensors and numbers that they
-    capture now.
+    """Returns the program of a score function and a mask function, with the tensors and numbers
+    that they capture now.
 
     ``score_mod(score, b, h, q_idx, kv_idx)`` returns the new score, and ``mask_mod(b, h, q_idx,
     kv_idx)`` whether the query sees the key. They are FlexAttention's functions. b is the sequence,
@@ -149,7 +150,7 @@ def trace(score_mod: Function | None = None, mask_mod: Function | None = None) -
 
 
 def watched_trace(score_mod: Function | None, mask_mod: Function | None) -> Trace:
-    """The result of trace(), and the objects on which it depends."""
+    """Returns the result of trace(), and the objects on which it depends."""
     for name, function in (("score_mod", score_mod), ("mask_mod", mask_mod)):
         if function is not None and not callable(function):
             raise ArgumentError(f"{name}={quoted(function)}: give a function, or None for none")
@@ -174,7 +175,7 @@ def watched_trace(score_mod: Function | None, mask_mod: Function | None) -> Trac
 
 
 def _watch_of(captures: Captures) -> tuple[Watch, ...]:
-    """The objects to watch. It is () if a captured tensor is used as a number, because such a
+    """Returns the objects to watch; () if a captured tensor is used as a number, because such a
     tensor may change in place."""
     is_number = any(it.kind == "array" and not it.value.shape for it in captures.leaves)
     return () if is_number else captures.watch
@@ -186,8 +187,8 @@ Compose = Callable[[Any], "tuple[Function | None, Function | None]"]
 def traced(
     functions: Any, captures: Captures, compose: Compose = tuple, *, reads_scalars: bool = False
 ) -> Traced:
-    """Traces with captured numbers as symbols, and as constants where the functions need their
-    values.
+    """Traces functions. Captured numbers are symbols, except where the functions need their values:
+    there they are constants.
 
     ``compose`` makes the score and the mask function from ``functions``, to which the captures
     belong. With reads_scalars, kernels read 0-dimensional tensors, which are then not treated as
@@ -231,7 +232,7 @@ class Tracing:
         self._places = {id(it.value): i for i, it in enumerate(leaves) if it.kind == "array"}
 
     def roots(self, functions: Any, compose: Compose) -> dict[str, Typed]:
-        """What the score and mask functions return for symbols, under the keys 'score' and
+        """Returns what the score and mask functions return for symbols, under the keys 'score' and
         'mask'."""
         made = rebuilt(functions, iter(map(self._replacement, *self._numbered())))
         score_mod, mask_mod = compose(made)
@@ -245,7 +246,8 @@ class Tracing:
         return found
 
     def traced(self, roots: Mapping[str, Typed]) -> Traced:
-        """The trace of these expressions. Raises ArgumentError if no program can compute them."""
+        """Makes the trace of these expressions. Raises ArgumentError if no program can compute
+        them."""
         found, computed = self._program(roots)
         numbers = [computed.get(name) for name in found.numbers]
         return Traced(
@@ -264,7 +266,7 @@ class Tracing:
         )
 
     def _program(self, roots: Mapping[str, Typed]) -> tuple[Renamed, dict[str, Typed]]:
-        """The program, and expressions of captured numbers for the numbers that it takes.
+        """Returns the program, and expressions of captured numbers for the numbers that it takes.
 
         The host computes parts that depend only on captured numbers, once per call. If the program
         would then take too many numbers, kernels compute these parts instead.
@@ -283,7 +285,7 @@ class Tracing:
         return range(len(self._leaves)), self._leaves
 
     def _replacement(self, i: int, leaf: Leaf) -> Any:
-        """The object that replaces leaf ``i`` in a rebuilt function."""
+        """Returns the object that replaces leaf ``i`` in a rebuilt function."""
         if leaf.kind == "array":
             return leaf.value if is_tensor(leaf.value) else self._captured(leaf.value)
         if i in self._frozen:
@@ -312,8 +314,8 @@ class Tracing:
             ) from None
 
     def numbers_of(self, expression: Typed) -> frozenset[str]:
-        """The names of the captured numbers in an expression that consists only of captured numbers
-        and constants; the empty set for other expressions."""
+        """Returns the names of the captured numbers in an expression that consists only of captured
+        numbers and constants; the empty set for other expressions."""
         names = expression.symbols()
         known = all(isinstance(self._sources.get(it), _At) for it in names)
         if not known or expression.reads():
@@ -321,7 +323,7 @@ class Tracing:
         return frozenset(names)
 
     def value_of(self, value: Any) -> Any:
-        """A 0-dimensional array as a symbol, and NumPy's numbers as Python's."""
+        """Converts a 0-dimensional array to a symbol, and a NumPy number to a Python number."""
         if isinstance(value, np.generic):
             return value.item()
         if not is_array(value) or value.shape:
@@ -355,14 +357,14 @@ class Tracing:
             name = f"t{len(self._names)}"
             self._names[id(tensor)] = name
             self._sources[name] = tensor if place is None else _At(place)
-            self._sources[f"{name} itself"] = tensor  # keeps the id unique
+            self._sources[f"{name} itself"] = tensor  # so that no other object gets its id
         return self._names[id(tensor)]
 
     # --- operations ---
 
     def read(self, tensor: Any, indices: tuple[Any, ...]) -> Any:
-        """The element of a tensor at these indices; if there are too few indices, the tensor with
-        these indices added."""
+        """Returns the element of a tensor at these indices. If an element needs more indices,
+        returns the tensor with these indices added."""
         with _without_torch_mode():
             return self._read(tensor, indices)
 
@@ -388,7 +390,8 @@ class Tracing:
         return Symbol(read_expression(self._tensor_name(tensor), kind, given), self)
 
     def _expression(self, value: Any) -> Typed:
-        """An operand as an expression. Raises TypeError if it is not one number."""
+        """Converts an operand to an expression. Raises TypeError if the operand is not one
+        number."""
         found = self.value_of(value)
         if isinstance(found, Symbol):
             return found.expression
@@ -466,7 +469,7 @@ class Tracing:
 
 
 def _torch_name(function: Any) -> str:
-    """The name of a function, a tensor's method or a registered op."""
+    """Returns the name of a function, a tensor's method or a registered op."""
     name = getattr(function, "_qualified_op_name", None)
     if name is None:
         schema = getattr(function, "_schema", None)
@@ -485,13 +488,13 @@ def _has_symbol(values: Any) -> bool:
 
 
 def _without_torch_mode() -> contextlib.AbstractContextManager[Any]:
-    """A context for the trace's own operations on tensors, which are not traced."""
+    """Returns a context for the trace's own operations on tensors, which are not traced."""
     torch = sys.modules.get("torch")
     return contextlib.nullcontext() if torch is None else torch._C.DisableTorchFunction()
 
 
 def _torch_mode(trace: Tracing) -> contextlib.AbstractContextManager[Any]:
-    """A context that passes calls to PyTorch's functions on symbols to the trace.
+    """Returns a context that passes calls to PyTorch's functions on symbols to the trace.
 
     A tensor indexed by a symbol, tensor[index], arrives here too: without a mode, PyTorch would
     consult only the tensor's class.

@@ -91,7 +91,8 @@ class AccessHistory:
         self._weakly_written, self._weakly_read = (
             np.zeros(-(-size // 4) if shared_by_ctas else 0, np.bool_) for _ in range(2)
         )
-        # Allocated at the first read, because outputs are the largest memories and are rarely read.
+        # This is allocated at the first read, because outputs are the largest memories and are
+        # rarely read.
         self._reads: Shadow | None = None
         self._engine_reads: EngineReads | None = None
         # Whether any engine has written. After that, the last writer of a cell may belong to
@@ -101,7 +102,7 @@ class AccessHistory:
     def locate(
         self, banks: np.ndarray | int, addresses: np.ndarray, sizes: int | np.ndarray
     ) -> Touched:
-        """The cells that an access touches."""
+        """Returns the cells that an access touches."""
         touched = self._writes.locate(banks, addresses, sizes)
         if self._writes.granule == 1:
             for reads in (self._reads, self._engine_reads):
@@ -110,12 +111,12 @@ class AccessHistory:
         return touched
 
     def address(self, cell: int) -> int:
-        """Byte address of a cell within its memory."""
+        """Returns the byte address of a cell within its memory."""
         return self._writes.address(cell)
 
     def footprint(self) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-        """Four masks that mark the words written by the launch, read after the last write, ever
-        written weakly, and ever read weakly.
+        """Returns four masks of words. They mark the words that the launch has written, read after
+        the last write, ever written weakly, and ever read weakly.
 
         An access is weak here unless it is strong and covers whole words.
         """
@@ -194,7 +195,7 @@ class AccessHistory:
         several = (before != ctas) & (before != NO_ACTOR)
         far = np.flatnonzero(several & (before != _SEVERAL))
         if order.reaches_others and far.size:
-            # If this reader is ordered after a recorded reader of another CTA, that record is
+            # If this reader is ordered after a recorded reader of another CTA, the older record is
             # dropped.
             readers = before[far, None] * self._threads + self._tids(
                 threads[far] % self._threads // 32
@@ -269,7 +270,7 @@ class AccessHistory:
             yield Conflict("PROXY", cells[bad], touched.rows[bad], writers[bad], sites)
 
     def retire_engines(self, order: HappensBefore) -> None:
-        """After a wave, replaces each engine that is recorded as the writer of a cell by a thread
+        """Replaces, after a wave, each engine that is recorded as the writer of a cell by a thread
         of the engine's CTA.
 
         This is needed because the next wave uses the same numbers for its engines.
@@ -323,7 +324,7 @@ class AccessHistory:
             unsure |= (clocks > 0) & (self._reads["cta"][touched.cells] != ctas)
             if party.atomic:
                 unsure &= ~self._reads["atomic"][touched.cells]
-        # Sorted by warp, so that the cells of one thread's access are adjacent.
+        # The cells are sorted by warp, so that the cells of one thread's access are adjacent.
         warps, entries = np.nonzero(unsure.T)
         if not entries.size:
             return
@@ -349,7 +350,7 @@ class AccessHistory:
             yield Conflict("WAR", cells[bad], touched.rows[entries[bad]], others, sites)
 
     def _tids(self, warps: np.ndarray) -> np.ndarray:
-        """For each warp, the indices of its 32 threads within the CTA, on a new last axis.
+        """Returns, for each warp, the indices of its 32 threads within the CTA, on a new last axis.
 
         ``warps`` are indices within the cluster.
         """
@@ -406,7 +407,7 @@ class AccessHistory:
     def _engines(
         self, cells: np.ndarray, columns: np.ndarray, threads: np.ndarray, order: HappensBefore
     ) -> np.ndarray:
-        """The engines, as actors, that the columns of EngineReads represent.
+        """Returns the engines, as actors, that the columns of EngineReads represent.
 
         A cell's bank is the CTA that owns the memory.
         """
@@ -504,5 +505,5 @@ def _runs(*columns: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _select(masks: np.ndarray) -> np.ndarray:
-    """Lane masks (uint32) as booleans, on a new last axis of length 32."""
+    """Converts lane masks (uint32) to booleans, on a new last axis of length 32."""
     return (masks[:, None] & _LANE_BITS) != 0

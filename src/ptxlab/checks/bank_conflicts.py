@@ -57,11 +57,11 @@ class BankConflicts(Observer):
         self._warps_per_cta = -(-launch.threads_per_cta // 32)
 
     def factors(self) -> dict[str, float]:
-        """The conflict factor of each kind of access that occurred."""
+        """Returns the conflict factor of each kind of access that occurred."""
         return {kind: counted.factor for kind, counted in sorted(self.by_kind.items())}
 
     def memory(self, event: MemoryAccess) -> None:
-        """Counts one event's wavefronts."""
+        """Adds the wavefronts of one event to the counts."""
         if event.space != "shared" or not event.threads.size:
             return
         bytes_per_lane = int(np.max(event.sizes))
@@ -77,7 +77,7 @@ class BankConflicts(Observer):
             counted.actual += actual
 
     def _wavefronts(self, event: MemoryAccess, bytes_per_lane: int) -> tuple[int, int]:
-        """The number of phases, and the number of wavefronts in all phases together.
+        """Returns the number of phases, and the number of wavefronts in all phases together.
 
         A lane's access of 8 or 16 bytes uses a whole group of banks. It is counted as one unit of
         this size, which lies in one of the 128 / size groups of banks.

@@ -1,4 +1,4 @@
-"""The happens-before order that mbarriers and cluster barriers create."""
+"""Tracks the happens-before order that mbarriers and cluster barriers create."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Finds accesses that are out of bounds, misaligned, or write read-only memory."""
+"""Finds accesses that are out of bounds or misaligned, and writes to read-only memory."""
 
 from __future__ import annotations
 

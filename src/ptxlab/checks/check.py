@@ -41,7 +41,7 @@ class Check(Observer):
         """Stores the launch's shape; subclasses extend it."""
         self._threads_per_cta = launch.threads_per_cta
         self._arrays = launch.memory.ranges()
-        self._places = {}  # another kernel has other lines
+        self._places = {}  # lines of one kernel mean nothing in another
 
     def report(
         self, kind: str, site: Site, message: str, threads: np.ndarray, address: int
@@ -67,7 +67,7 @@ class Check(Observer):
         )
 
     def actor(self, event: MemoryAccess, row: int) -> str:
-        """The name of the thread at this index of an event; for a matrix access, its warp's
+        """Returns the name of the thread at this index of an event; for a matrix access, its warp's
         name."""
         thread = int(event.threads[row])
         if event.shape == "plain":
@@ -76,8 +76,8 @@ class Check(Observer):
         return f"CTA {cta} warp {tid // 32}"
 
     def place(self, space: str, address: int) -> str:
-        """A description such as ``shared address 48`` or ``global address 0x7f00 (byte 48 of
-        x)``."""
+        """Returns a description such as ``shared address 48`` or ``global address 0x7f00 (byte 48
+        of x)``."""
         if space == "shared":
             return f"shared address {address}"
         inside = [one for one in self._arrays if one.begin <= address < one.end]
@@ -85,7 +85,8 @@ class Check(Observer):
         return f"{space} address {address:#x}{where}"
 
     def name(self, thread: int) -> str:
-        """The name of a flat thread number, such as ``CTA 1 thread 37 (warp 1, lane 5)``."""
+        """Returns the name of a flat thread number, such as ``CTA 1 thread 37 (warp 1, lane
+        5)``."""
         cta, tid = divmod(int(thread), self._threads_per_cta)
         return f"CTA {cta} thread {tid} (warp {tid // 32}, lane {tid % 32})"
 

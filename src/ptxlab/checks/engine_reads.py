@@ -54,13 +54,13 @@ class EngineReads:
         self._shadow["clock"][cells] = 0
 
     def of(self, cells: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-        """Every recorded read of the cells, as arrays: index into ``cells``, column, clock,
+        """Returns every recorded read of the cells, as arrays: index into ``cells``, column, clock,
         site."""
         clocks = self._shadow["clock"][cells]
         index, columns = np.nonzero(clocks)
         return index, columns, clocks[index, columns], self._shadow["site"][cells[index], columns]
 
     def engine(self, column: int, cta: int) -> Engine:
-        """The engine that a column represents in the memory of ``cta``."""
+        """Returns the engine that a column represents in the memory of ``cta``."""
         kind, number, away = next(key for key, place in self._columns.items() if place == column)
         return Engine(kind, cta + away, number)

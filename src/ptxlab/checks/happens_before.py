@@ -1,4 +1,4 @@
-"""The happens-before order of an emulated launch: vector clocks per thread.
+"""Tracks the happens-before order of an emulated launch, by vector clocks per thread.
 
 This is the part of PTX's causality order that synchronisation creates. A thread is *ordered after*
 an actor up to clock c if everything that the actor did until c happens before the thread's next
@@ -55,7 +55,7 @@ _LAUNCH_BEFORE = -1
 
 
 def merge_far(*given: Far) -> Far:
-    """The union of the arguments.
+    """Returns the union of the arguments.
 
     If an argument equals the union, that argument itself is returned.
     """
@@ -82,7 +82,7 @@ def _later(
 
 
 def padded_maximum(one: np.ndarray, other: np.ndarray) -> np.ndarray:
-    """The larger clock of each column.
+    """Returns the larger clock of each column.
 
     The shorter array is padded, because engines may add columns to one array.
     """
@@ -100,7 +100,7 @@ class Clocks:
     far: frozenset[int] = frozenset()
 
     def joined(self, other: Clocks | None) -> Clocks:
-        """The union of these clocks and ``other``."""
+        """Returns the union of these clocks and ``other``."""
         if other is None:
             return self
         known = padded_maximum(self.known, other.known)
@@ -173,15 +173,17 @@ class HappensBefore:
     # Names
 
     def cta(self, threads: np.ndarray) -> np.ndarray:
-        """Index of each thread's CTA within the wave; negative for a CTA of an earlier wave."""
+        """Returns the index within the wave of each thread's CTA; negative for a CTA of an earlier
+        wave."""
         return threads // self._threads - self._first_cta
 
     def floor(self, threads: np.ndarray) -> np.ndarray:
-        """For each thread, the clock up to which it is ordered after every thread of its CTA."""
+        """Returns, for each thread, the clock up to which the thread is ordered after every thread
+        of its CTA."""
         return self._floor[self.cta(threads)]
 
     def warp_mates(self, threads: np.ndarray) -> np.ndarray:
-        """For each thread, the flat indices of the 32 threads of its warp, on a new axis.
+        """Returns, for each thread, the flat indices of the 32 threads of its warp, on a new axis.
 
         If the CTA's last warp is partial, the CTA's last thread fills the missing entries.
         """
@@ -190,16 +192,16 @@ class HappensBefore:
         return (threads - tids)[..., None] + np.minimum(lanes, self._threads - 1)
 
     def rank(self, threads: np.ndarray) -> np.ndarray:
-        """Rank of each thread's CTA in its cluster."""
+        """Returns the rank of each thread's CTA in its cluster."""
         return self._rank[self.cta(threads)]
 
     def peer(self, threads: np.ndarray, rank: np.ndarray) -> np.ndarray:
-        """For each thread, the flat number of the CTA that has this rank in the thread's
+        """Returns, for each thread, the flat number of the CTA that has this rank in the thread's
         cluster."""
         return self._members[self._cluster[self.cta(threads)], rank]
 
     def actor(self, engine: Engine) -> int:
-        """The actor (a negative number) of an engine."""
+        """Returns the actor (a negative number) of an engine."""
         cluster = int(self._cluster[engine.cta - self._first_cta])
         slot = self._slots.get((cluster, engine))
         if slot is None:
@@ -208,17 +210,17 @@ class HappensBefore:
         return _FIRST_ENGINE - (cluster * _ENGINES + slot)
 
     def engine(self, actor: int) -> Engine:
-        """The engine of an actor (a negative number)."""
+        """Returns the engine of an actor (a negative number)."""
         key = divmod(_FIRST_ENGINE - actor, _ENGINES)
         return next(e for (cluster, e), slot in self._slots.items() if (cluster, slot) == key)
 
     def _place(self, threads: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """The position of each thread of this wave in the matrices: (cluster, row)."""
+        """Returns the position of each thread of this wave in the matrices: (cluster, row)."""
         ctas = self.cta(threads)
         return self._cluster[ctas], self._rank[ctas] * self._threads + threads % self._threads
 
     def _columns(self, actors: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """The position of each actor in the matrices: (cluster, column).
+        """Returns the position of each actor in the matrices: (cluster, column).
 
         The cluster is -1 for actors of earlier waves.
         """
@@ -243,8 +245,8 @@ class HappensBefore:
     def ordered_after(
         self, threads: np.ndarray, actors: np.ndarray, clocks: np.ndarray
     ) -> np.ndarray:
-        """For each pair of a thread and an actor, whether the thread is ordered after the actor up
-        to the given clock; arrays are broadcast."""
+        """Returns, for each pair of a thread and an actor, whether the thread is ordered after the
+        actor up to the given clock; arrays are broadcast."""
         ctas = self.cta(threads)
         same_cta = ctas == self.cta(actors)
         result: np.ndarray = (threads == actors) | (same_cta & (self._floor[ctas] >= clocks))
@@ -264,8 +266,8 @@ class HappensBefore:
     def fenced_after(
         self, threads: np.ndarray, actors: np.ndarray, clocks: np.ndarray
     ) -> np.ndarray:
-        """For each thread and its actor, which belongs to another cluster: whether the actor's work
-        up to the given clock is fenced for the thread."""
+        """Returns, for each thread and its actor in another cluster, whether the actor's work up to
+        the given clock is fenced for the thread."""
         return self._far_after(np.zeros(threads.shape, bool), threads, actors, clocks, 1)
 
     def _far_after(
@@ -276,9 +278,9 @@ class HappensBefore:
         clocks: np.ndarray,
         which: int,
     ) -> np.ndarray:
-        """A copy of ``result`` that is also True wherever a thread is ordered after its actor in
-        another cluster, or the actor's work is fenced. ``which`` selects ordered (0) or fenced (1)
-        clocks."""
+        """Returns a copy of ``result`` that is also True wherever a thread is ordered after its
+        actor in another cluster, or the actor's work is fenced. ``which`` selects ordered (0) or
+        fenced (1) clocks."""
         threads, actors, clocks = (
             np.broadcast_to(x, result.shape) for x in (threads, actors, clocks)
         )
@@ -301,7 +303,8 @@ class HappensBefore:
         return result
 
     def _far_columns(self, actors: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """For each actor, which may belong to another wave, its (cluster number, column)."""
+        """Returns, for each actor, which may belong to another wave, its (cluster number,
+        column)."""
         ctas = np.maximum(actors, 0) // self._threads
         numbers = np.asarray(self._grouping.number(ctas))
         columns = self._grouping.rank(ctas) * self._threads + actors % self._threads
@@ -313,7 +316,7 @@ class HappensBefore:
         return numbers, columns
 
     def common(self, threads: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Two arrays of clocks, with one entry per column.
+        """Returns two arrays of clocks, with one entry per column.
 
         For threads of one CTA: all of them are ordered after a column's actor up to the first
         clock, and the actor's work is fenced for all of them up to the second clock.
@@ -331,8 +334,8 @@ class HappensBefore:
         return least, self._fenced[cluster[0]][rows].min(axis=0)
 
     def column(self, threads: np.ndarray, actors: np.ndarray) -> np.ndarray:
-        """For each actor, its column in the result of ``common(threads)``; -1 if it is in another
-        cluster."""
+        """Returns, for each actor, its column in the result of ``common(threads)``; -1 for an actor
+        in another cluster."""
         cluster, column = self._columns(actors)
         return np.where(cluster == self._cluster[self.cta(threads[:1])[0]], column, -1)
 
@@ -364,13 +367,14 @@ class HappensBefore:
                 self._join(cta, waiting, clock, given)
 
     def synchronise_warps(self, threads: np.ndarray, clock: int) -> None:
-        """Orders the given threads of each warp after each other."""
+        """For each warp, orders its given threads after each other."""
         for cta, members in self._by_cta(threads):
             for warp in np.unique(members // 32):
                 self._join(cta, members[members // 32 == warp], clock)
 
     def published(self, threads: np.ndarray, clock: int) -> Clocks:
-        """The clocks that threads of one CTA publish when they arrive at a barrier or mbarrier."""
+        """Returns the clocks that threads of one CTA publish when they arrive at a barrier or
+        mbarrier."""
         return self._published(int(self.cta(threads)[0]), threads % self._threads, clock)
 
     def acquire(self, threads: np.ndarray, given: Clocks) -> None:
@@ -387,7 +391,7 @@ class HappensBefore:
         self._learn(cta, threads % self._threads, given.far)
 
     def released(self, thread: int, clock: int) -> Far:
-        """The clocks that a thread's release publishes to other CTAs."""
+        """Returns the clocks that a thread's release publishes to other CTAs."""
         one = np.array([thread])
         cta = int(self.cta(one)[0])
         clocks = self._published(cta, one % self._threads, clock)
@@ -420,7 +424,7 @@ class HappensBefore:
             self._learn(cta, members, frozenset([len(self._sets) - 1]))
 
     def after_launch(self, threads: np.ndarray) -> np.ndarray:
-        """For each thread, whether it is ordered after the previous launch."""
+        """Returns, for each thread, whether it is ordered after the previous launch."""
         known = np.array([_LAUNCH_BEFORE in far for far in self._sets])
         after: np.ndarray = known[self._far[threads - self._first_cta * self._threads]]
         return after
@@ -437,7 +441,7 @@ class HappensBefore:
         return frozenset(np.unique(self._far[self._places(cta, members)]).tolist()) - {0}
 
     def _set(self, numbers: frozenset[int]) -> int:
-        """The number of the union of the given sets."""
+        """Returns the number of the union of the given sets."""
         if len(numbers) == 1:
             return next(iter(numbers))
         if numbers not in self._merged:
@@ -468,7 +472,8 @@ class HappensBefore:
         rows[own, column] = np.maximum(rows[own, column], clock)
 
     def note_engine(self, known: np.ndarray, engine: Engine, clock: int) -> np.ndarray:
-        """A copy of the clocks ``known`` that also contains an engine's work up to a clock."""
+        """Returns a copy of the clocks ``known`` that also contains an engine's work up to a
+        clock."""
         actor = np.array([self.actor(engine)])
         width = self._matrix().shape[2]
         if known.size < width:
@@ -478,7 +483,8 @@ class HappensBefore:
         return known
 
     def fence(self, threads: np.ndarray, clock: int) -> None:
-        """A proxy fence: all work that the threads are ordered after is now fenced for them."""
+        """Records a proxy fence: all work that the threads are ordered after is now fenced for
+        them."""
         known = self._matrix()
         if self._fenced is None:
             self._fenced = np.zeros((self._clusters, self._width, self._width), np.int32)
@@ -507,7 +513,8 @@ class HappensBefore:
             yield int(cta), tids[ctas == cta]
 
     def _matrix(self) -> np.ndarray:
-        """The clocks that are not covered by the floors, indexed by [cluster, thread, actor]."""
+        """Returns the clocks that are not covered by the floors, indexed by [cluster, thread,
+        actor]."""
         engines = int(self._slot_counts.max())
         columns = self._width + -(-engines // _MORE_ENGINES) * _MORE_ENGINES
         if self._known is None:

@@ -59,7 +59,7 @@ class InFlight(Check):
             self._shadow["site"][touched.cells] = event.site.index
 
     def async_landing(self, event: AsyncLanding) -> None:
-        """The cells that the copy wrote may be accessed again."""
+        """Records that the cells that the copy wrote may be accessed again."""
         ctas = event.threads // self._threads_per_cta - self._first_cta
         touched = self._shadow.locate(ctas, event.addresses, event.sizes)
         issuer = self._shadow["issuer"]
@@ -88,7 +88,7 @@ class InFlight(Check):
             site[touched.cells] = event.site.index
 
     def engine_landing(self, event: EngineLanding) -> None:
-        """The cells that a bulk copy wrote may be accessed again."""
+        """Records that the cells that a bulk copy wrote may be accessed again."""
         touched = self._shadow.locate(event.cta - self._first_cta, event.addresses, event.size)
         own = self._shadow["site"][touched.cells] == event.issued_at.index
         self._shadow["issuer"][touched.cells[own]] = _NO_ISSUER

@@ -26,7 +26,7 @@ _MOVES = ("mov", "selp", "prmt", "cvta", "slct")
 
 
 def instruction_mix(instructions: Mapping[str, int]) -> dict[str, int]:
-    """The number of executed warp instructions of each class, largest first.
+    """Returns the number of executed warp instructions of each class, largest first.
 
     The argument is ``EmulationResult.instructions``.
 
@@ -41,7 +41,7 @@ def instruction_mix(instructions: Mapping[str, int]) -> dict[str, int]:
 
 
 def instruction_class(mnemonic: str) -> str:
-    """The class of a mnemonic: ``ld.shared`` for ``ld.shared.v4.u32``."""
+    """Returns the class of a mnemonic: ``ld.shared`` for ``ld.shared.v4.u32``."""
     for name, beginnings in _CLASSES:
         if mnemonic.startswith(beginnings):
             return name

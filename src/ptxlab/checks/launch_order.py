@@ -20,7 +20,7 @@ class Footprint:
     - ``weakly_written``, ``weakly_read``: the words that it accessed in any way other than strongly
       and as a whole.
     - ``reached``: whether a griddepcontrol.wait of the current launch also waits for this launch.
-      This is false if a launch between the two never waited for its own predecessors.
+      This is false if a launch between these two never waited for the launches before it.
     - ``direct``: whether this is the launch directly before the current one.
     """
 
@@ -74,7 +74,7 @@ class LaunchOrder:
     ) -> None:
         """Begins a new launch; ``last`` are the footprints of the launch before it.
 
-        - ``waited``: whether the previous launch has waited for its own predecessors.
+        - ``waited``: whether the previous launch has waited for the launches before it.
         - ``allowed_behind``: whether each CTA of the previous launch first waited and then allowed
           the new launch to begin. If so, the launches for which it waited have finished.
         """

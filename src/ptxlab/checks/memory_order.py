@@ -1,4 +1,5 @@
-"""Release and acquire: the order between threads of any CTAs that words of global memory create."""
+"""Release and acquire: tracks the order between threads of any CTAs that is created by words of
+global memory."""
 
 from __future__ import annotations
 
@@ -38,7 +39,7 @@ def is_sum(event: MemoryAccess) -> bool:
 @dataclass(slots=True)
 class _Word:
     """The state of a word after the last write to it: the clocks that a thread acquires by reading
-    the word, and the write's instruction if the write was not a release."""
+    the word, and, if this write was not a release, the write's instruction."""
 
     released: Far
     unreleased: Site | None = None
@@ -159,7 +160,7 @@ class MemoryOrder:
                 del self._unacquired[cta]
 
     def missing(self, cta: int) -> str:
-        """A hint at why one CTA is not ordered after another; '' if no reason is known."""
+        """Returns a hint at why one CTA is not ordered after another; '' if no reason is known."""
         if cta in self._unacquired:
             site = self._unacquired[cta][1]
             return f": {site} reads a released word, but neither .acquire nor a fence follows"

@@ -57,8 +57,8 @@ class Races(Check):
       but there is no proxy fence in between.
     - ``race-mbarrier``: a thread uses an mbarrier but is not ordered after its initialisation.
     - ``cluster-exit``: a thread uses shared memory of another CTA, which may have exited.
-    - ``race-launch``: a programmatic launch reads what an earlier launch wrote, or writes what it
-      read or wrote, and is not ordered after ``griddepcontrol.wait``.
+    - ``race-launch``: a programmatic launch reads what an earlier launch wrote, or writes what an
+      earlier launch read or wrote, in a thread that is not ordered after ``griddepcontrol.wait``.
 
     Rules:
 
@@ -173,18 +173,17 @@ class Races(Check):
                 self._check_launches(event, by_word)
 
     def async_landing(self, event: AsyncLanding) -> None:
-        """Records that the copy's data count as a write of its thread."""
+        """Records the copy's data as a write of the thread that issued the copy."""
         ctas = event.threads // self._threads_per_cta - self._first_cta
         touched = self._shared.locate(ctas, event.addresses, event.sizes)
         party = self._party(event.threads, event.clock, event.issued)
         for _ in self._shared.record_write(touched, party):
-            # Two copies that write one cell were already reported when the second was issued.
+            # Two copies that write one cell were already reported when the second copy was issued.
             pass
 
     def mbarrier(self, event: MbarrierEvent) -> None:
-        """Arriving threads publish their clocks.
-
-        Threads that observe the end of a phase acquire these.
+        """Lets arriving threads publish their clocks. Threads that observe the end of a phase
+        acquire these clocks.
         """
         for kind, unseen, other in self._barrier_order.mbarrier(event):
             words = "with no barrier" if kind == "race-mbarrier" else "with no proxy fence"
@@ -200,11 +199,13 @@ class Races(Check):
             self._note_remote(event.site, event.threads, event.ctas, event.clock)
 
     def cluster_barrier(self, event: ClusterBarrierEvent) -> None:
-        """Arriving threads of a cluster publish their clocks. Threads that pass acquire these."""
+        """Lets arriving threads of a cluster publish their clocks. Threads that pass the barrier
+        acquire these clocks."""
         self._barrier_order.cluster_barrier(event)
 
     def memory_fence(self, event: MemoryFence) -> None:
-        """The threads acquire the releases that they have read, and their later writes release."""
+        """Records that the threads acquire the releases that they have read, and that their later
+        writes release."""
         self._memory_order.fence(event)
 
     def grid_wait(self, event: GridWait) -> None:
@@ -239,7 +240,7 @@ class Races(Check):
             )
 
     def proxy_fence(self, event: ProxyFence) -> None:
-        """Makes the work that its threads are ordered after visible to engines."""
+        """Makes visible to engines all work that the fence's threads are ordered after."""
         self._order.fence(event.threads, event.clock)
         self._barrier_order.fence(event)
 
@@ -253,7 +254,8 @@ class Races(Check):
         self._sites[event.site.index] = event.site
         cta = event.cta - self._first_cta
         own = event.cta == int(event.threads[0]) // self._threads_per_cta
-        # A copy to another CTA may still read its source when the CTA that owns the source exits.
+        # A copy to another CTA may not have read its source yet when the CTA that owns the source
+        # exits.
         if not own or event.engine.cta != event.cta:
             actor = self._order.actor(event.engine)
             self._remote.append(
@@ -402,8 +404,8 @@ class _Remote:
 
 
 def _part(event: MemoryAccess, chosen: np.ndarray, begin: int) -> MemoryAccess:
-    """The part of an event whose addresses lie in one range; addresses are relative to the start of
-    the range."""
+    """Returns the part of an event whose addresses lie in one range; addresses are relative to the
+    start of the range."""
     sizes = event.sizes[chosen] if isinstance(event.sizes, np.ndarray) else event.sizes
     return MemoryAccess(
         event.site, event.space, event.kind, event.threads[chosen],

@@ -58,8 +58,8 @@ class Shadow:
     def locate(
         self, banks: np.ndarray | int, addresses: np.ndarray, sizes: int | np.ndarray
     ) -> Touched:
-        """The cells in each thread's ``[address, address + size)``; cells outside the memory are
-        left out."""
+        """Returns the cells in each thread's ``[address, address + size)``; cells outside the
+        memory are left out."""
         if self.granule > 1 and not _whole_words(addresses, sizes):
             self.refine()
         if isinstance(sizes, int) and self._all_inside(addresses, sizes):
@@ -88,7 +88,7 @@ class Shadow:
         return Touched(cells[inside], rows[inside])
 
     def address(self, cell: int) -> int:
-        """Byte address of a cell within its memory."""
+        """Returns the byte address of a cell within its memory."""
         return int(cell) % self.cells_per_bank * self.granule
 
     def refine(self) -> None:
@@ -119,14 +119,15 @@ class Ranges:
         self.ranges = tuple(ranges)
 
     def find(self, addresses: np.ndarray, sizes: int | np.ndarray) -> np.ndarray:
-        """For each access, the index of a range in ``ranges`` that contains all of it, or -1."""
+        """Returns, for each access, the index of a range in ``ranges`` that contains all of it, or
+        -1."""
         index = np.full(addresses.shape, -1)
         for i, known in enumerate(self.ranges):
             index[(addresses >= known.begin) & (addresses + sizes <= known.end)] = i
         return index
 
     def nearest(self, address: int) -> MemoryRange | None:
-        """The range whose start or end is closest to an address that is in no range."""
+        """Returns the range whose start or end is closest to an address that is in no range."""
         return min(
             self.ranges,
             key=lambda r: min(abs(address - r.begin), abs(address - r.end)),

@@ -66,7 +66,7 @@ class BarrierWait(Wait):
         self.targets = targets
 
     def passed(self) -> np.ndarray:
-        """For each thread, whether its CTA's barrier has opened."""
+        """Returns, for each thread, whether its CTA's barrier has opened."""
         opened = np.ones(self.group.n, np.bool_)
         for target in self.targets:
             by_cta = target.barrier.generations >= target.generations
@@ -77,7 +77,7 @@ class BarrierWait(Wait):
         return opened
 
     def part(self, group: Group, mask: np.ndarray) -> BarrierWait:
-        """The same wait for only the threads in ``mask``."""
+        """Returns the same wait for only the threads in ``mask``."""
         renumbered = np.cumsum(mask) - 1
         targets = []
         for target in self.targets:
@@ -92,7 +92,7 @@ class BarrierWait(Wait):
         """Does nothing, because the observers were already notified when the barrier opened."""
 
     def reasons(self) -> list[tuple[np.ndarray, str]]:
-        """For each barrier, how many of the expected threads have arrived."""
+        """Describes, for each barrier, how many of the expected threads have arrived."""
         closed = ~self.passed()
         found = []
         for target in self.targets:
@@ -137,7 +137,7 @@ class NamedBarriers:
         blocks: bool,
         vote: Any = None,
     ) -> BarrierWait | None:
-        """A group arrives at barriers. Returns a wait unless the group may continue at once.
+        """Lets a group arrive at barriers. Returns a wait unless the group may continue at once.
 
         ``number`` is a scalar, or an array with one barrier number per thread. ``expected`` is the
         number of threads per CTA that take part; None: all threads that have not exited. ``vote``
@@ -162,7 +162,7 @@ class NamedBarriers:
             barrier.votes = barrier.votes + np.bincount(ctas, minlength=self.geometry.ctas)
 
     def result(self, group: Group, number: Any, mode: str) -> np.ndarray:
-        """The result of each thread's last bar.red. ``mode`` is popc, and, or or."""
+        """Returns the result of each thread's last bar.red. ``mode`` is popc, and, or or."""
         found = np.zeros(group.n, np.uint32 if mode == "popc" else np.bool_)
         for which, positions in _numbers(number):
             barrier = self.barriers[which]
@@ -248,11 +248,11 @@ class ClusterWait(Wait):
         self.barrier = barrier
 
     def passed(self) -> np.ndarray:
-        """For each thread, whether its cluster's barrier has opened."""
+        """Returns, for each thread, whether its cluster's barrier has opened."""
         return self.barrier.opened(self.group)
 
     def part(self, group: Group, mask: np.ndarray) -> ClusterWait:
-        """The same wait for only the threads in ``mask``."""
+        """Returns the same wait for only the threads in ``mask``."""
         return ClusterWait(group, self.site, self.barrier)
 
     def grant(self, mask: np.ndarray | None = None) -> None:
@@ -261,7 +261,7 @@ class ClusterWait(Wait):
         self.barrier.notify(self.site, "wait", threads)
 
     def reasons(self) -> list[tuple[np.ndarray, str]]:
-        """For each cluster, how many of the expected threads have arrived."""
+        """Describes, for each cluster, how many of the expected threads have arrived."""
         positions = np.flatnonzero(~self.passed())
         cluster = int(self.barrier.cluster_of(self.group)[positions[0]])
         arrived, live = self.barrier.arrived[cluster], self.barrier.live[cluster]
@@ -281,21 +281,21 @@ class ClusterBarrier:
         self.live = np.bincount(self._clusters, minlength=count) * geometry.threads_per_cta
         self.arrived = np.zeros(count, np.int64)
         self.openings = np.zeros(count, np.int64)
-        #: For each thread, how often it has arrived and how often it has waited.
+        #: How often each thread has arrived, and how often it has waited.
         self.arrivals = np.zeros(geometry.threads, np.int64)
         self.waits = np.zeros(geometry.threads, np.int64)
 
     def cluster_of(self, group: Group) -> np.ndarray:
-        """For each thread, the index of its cluster within the wave."""
+        """Returns, for each thread, the index of its cluster within the wave."""
         found: np.ndarray = self._clusters[group.cta]
         return found
 
     def opened(self, group: Group) -> np.ndarray:
-        """For each thread, whether the barrier has opened since the thread arrived."""
+        """Returns, for each thread, whether the barrier has opened since the thread arrived."""
         return self.openings[self.cluster_of(group)] >= self.arrivals[group.index]
 
     def arrive(self, group: Group, site: Site, *, relaxed: bool) -> None:
-        """barrier.cluster.arrive."""
+        """Executes barrier.cluster.arrive."""
         if (self.arrivals[group.index] > self.waits[group.index]).any():
             self._misuse(site, group, "arrives twice without a wait in between")
         self.arrivals[group.index] += 1
@@ -304,7 +304,7 @@ class ClusterBarrier:
         self._open()
 
     def wait(self, group: Group, site: Site) -> ClusterWait | None:
-        """barrier.cluster.wait; returns None if the group may continue."""
+        """Executes barrier.cluster.wait; returns None if the group may continue."""
         if (self.arrivals[group.index] <= self.waits[group.index]).any():
             self._misuse(site, group, "waits without having arrived")
         self.waits[group.index] = self.arrivals[group.index]

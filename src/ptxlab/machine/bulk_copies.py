@@ -59,15 +59,15 @@ class PlainRange:
     box_bytes: int
 
     def pieces(self, address: int) -> np.ndarray:
-        """The addresses in shared memory of the 16-byte pieces."""
+        """Returns the addresses in shared memory of the 16-byte pieces."""
         return np.arange(address, address + self.box_bytes, PIECE, dtype=np.int64)
 
     def rows(self, coordinates: Sequence[int]) -> tuple[np.ndarray, int]:
-        """The one row of bytes in global memory."""
+        """Returns the one row of bytes in global memory."""
         return np.array([coordinates[0]], np.int64), self.box_bytes
 
     def read(self, coordinates: Sequence[int]) -> np.ndarray:
-        """The bytes."""
+        """Returns the bytes."""
         addresses = coordinates[0] + np.arange(0, self.box_bytes, PIECE, dtype=np.int64)
         words: np.ndarray = self.memory.load(addresses, PIECE)
         return words.view(np.uint8)
@@ -90,7 +90,7 @@ class Words:
     writable: bool = False
 
     def pieces(self, address: int) -> np.ndarray:
-        """The one 16-byte piece in shared memory."""
+        """Returns the one 16-byte piece in shared memory."""
         return np.array([address], np.int64)
 
     def rows(self, coordinates: Sequence[int]) -> tuple[np.ndarray, int]:
@@ -98,7 +98,7 @@ class Words:
         return np.zeros(0, np.int64), self.box_bytes
 
     def read(self, coordinates: Sequence[int]) -> np.ndarray:
-        """The bytes."""
+        """Returns the bytes."""
         return np.array(self.words, np.uint32).view(np.uint8)
 
     def write(self, coordinates: Sequence[int], data: np.ndarray, *, add: bool) -> None:
@@ -119,7 +119,7 @@ class OtherShared:
     box_bytes: int
 
     def pieces(self, address: int) -> np.ndarray:
-        """The addresses in shared memory of the 16-byte pieces."""
+        """Returns the addresses in shared memory of the 16-byte pieces."""
         return np.arange(address, address + self.box_bytes, PIECE, dtype=np.int64)
 
     def rows(self, coordinates: Sequence[int]) -> tuple[np.ndarray, int]:
@@ -127,7 +127,7 @@ class OtherShared:
         return np.zeros(0, np.int64), self.box_bytes
 
     def read(self, coordinates: Sequence[int]) -> np.ndarray:
-        """The bytes."""
+        """Returns the bytes."""
         pieces = self.memory.views[PIECE]
         words: np.ndarray = pieces[(self.base + self.pieces(coordinates[0])) // PIECE]
         return words.view(np.uint8)
@@ -202,7 +202,7 @@ class BulkCopies:
         mask: Any,
         ctas: Any,
     ) -> None:
-        """cp.async.bulk.tensor into shared memory.
+        """Executes cp.async.bulk.tensor into shared memory.
 
         ``ctas`` is a mask of ranks for multicast; None: no multicast.
         """
@@ -230,7 +230,7 @@ class BulkCopies:
         mask: Any,
         ctas: Any,
     ) -> None:
-        """cp.async.bulk of plain bytes into shared memory."""
+        """Executes cp.async.bulk of plain bytes into shared memory."""
         together = []
         for position in group.active(mask).tolist():
             body = self._range(group, site, position, _of(source, position), _of(size, position))
@@ -253,7 +253,8 @@ class BulkCopies:
     def store_words(
         self, group: Group, site: Site, target: Any, words: Sequence[Any], barrier: Any, mask: Any
     ) -> None:
-        """st.async of 16 bytes. It arrives like a load and completes on its mbarrier."""
+        """Executes st.async of 16 bytes, which arrive like a load and complete on the st.async's
+        mbarrier."""
         for position in group.active(mask).tolist():
             body = Words(tuple(_of(word, position) for word in words))
             address = _of(target, position)
@@ -274,7 +275,8 @@ class BulkCopies:
         barrier: Any,
         mask: Any,
     ) -> None:
-        """cp.async.bulk from one CTA's shared memory to another CTA's in the same cluster."""
+        """Executes cp.async.bulk from one CTA's shared memory to the shared memory of another CTA
+        in the same cluster."""
         shared, pitch = self.wave.shared, self.geometry.shared_pitch
         for position in group.active(mask).tolist():
             where, bytes_ = _of(source, position), _of(size, position)
@@ -363,7 +365,7 @@ class BulkCopies:
         *,
         add: bool,
     ) -> None:
-        """cp.async.bulk.tensor or cp.reduce.async.bulk.tensor out of shared memory."""
+        """Executes cp.async.bulk.tensor or cp.reduce.async.bulk.tensor out of shared memory."""
         for position in group.active(mask).tolist():
             body = self._map(_of(tensor_map, position), rank)
             where = tuple(_signed(_of(c, position)) for c in coordinates)
@@ -374,7 +376,7 @@ class BulkCopies:
     def store_range(
         self, group: Group, site: Site, target: Any, source: Any, size: Any, mask: Any, *, add: bool
     ) -> None:
-        """cp.async.bulk or cp.reduce.async.bulk of plain bytes out of shared memory."""
+        """Executes cp.async.bulk or cp.reduce.async.bulk of plain bytes out of shared memory."""
         for position in group.active(mask).tolist():
             body = self._range(group, site, position, _of(target, position), _of(size, position))
             address = _of(source, position)
@@ -405,13 +407,13 @@ class BulkCopies:
     # Groups
 
     def commit(self, group: Group, mask: Any) -> None:
-        """cp.async.bulk.commit_group."""
+        """Executes cp.async.bulk.commit_group."""
         for position in group.active(mask).tolist():
             thread = int(group.index[position])
             self.groups.setdefault(thread, []).append(self.open.pop(thread, []))
 
     def wait(self, group: Group, site: Site, allowed: int, mask: Any, *, read: bool) -> None:
-        """cp.async.bulk.wait_group: completes all groups except the ``allowed`` newest.
+        """Executes cp.async.bulk.wait_group: completes all groups except the ``allowed`` newest.
 
         With ``.read`` these groups only need to have read shared memory.
         """
@@ -438,8 +440,7 @@ class BulkCopies:
         random = self.wave.random
         for store in stores:
             self._read_shared(store)
-            # From here on, the write may happen at any time: now, at the wait, or at the end of the
-            # kernel.
+            # From now on, the write may happen at any time up to the wait or the end of the kernel.
             if random is not None and random.random() < _WRITTEN_EARLY:
                 self._write(store)
         self._done(group, site, position, "bulk", stores)
@@ -470,8 +471,8 @@ class BulkCopies:
     # Arrivals
 
     def deliver(self, random: RandomSchedule | None) -> bool:
-        """Lets the loads of the oldest instruction arrive, or one random load if ``random`` is
-        given. Returns whether any load arrived."""
+        """Without ``random``, lets the loads of the oldest instruction arrive; with ``random``,
+        lets one random load arrive. Returns whether any load arrived."""
         if not self.loads:
             return False
         if random is None:

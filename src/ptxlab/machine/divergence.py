@@ -114,7 +114,7 @@ class Fork:
     # Release of threads from the join
 
     def free(self) -> np.ndarray:
-        """The mask of the threads at the join whose whole warp has reached the join."""
+        """Returns the mask of the threads at the join whose whole warp has reached the join."""
         at_join = np.zeros(self.group.n, np.bool_)
         for part in self.parts:
             at_join[part.positions] = part.finished
@@ -166,5 +166,5 @@ class Split:
 
 
 def slice_values(values: tuple[Any, ...], positions: np.ndarray) -> tuple[Any, ...]:
-    """The registers of the threads at ``positions``. Uniform registers stay scalars."""
+    """Returns the registers of the threads at ``positions``. Uniform registers stay scalars."""
     return tuple(v[positions] if isinstance(v, np.ndarray) else v for v in values)

@@ -64,12 +64,12 @@ def matrix_multiply(
     ``shape`` is (m, n, k, chunks). ``chunks`` is the number of 8-column chunks of A: 2 for
     m16n8k16, 1 for m16n8k8. With tf32, which has one element per register, it is 2 for m16n8k8 and
     1 for m16n8k4. Registers are ordered a[m][k][2 * chunks], b[n][k][chunks], c[m][n][4]. The
-    result has one float32 row per accumulator register, in the order of c. Elements of the
-    fragments: a register r, half h: row g
-    + 8 (r % 2), column 8 (r // 2) + 2t + h (tf32: 4 (r // 2) + t).
+    result has one float32 row per accumulator register, in the order of c. The registers of a
+    fragment hold these elements:
+      a register r, half h: row g + 8 (r % 2), column 8 (r // 2) + 2t + h (tf32: 4 (r // 2) + t).
       b register r, half h: row 8r + 2t + h (tf32: 4r + t), column g.
       c register r:         row g + 8 (r // 2), column 2t + r % 2.
-    The sums are rounded as ``core`` rounds; if it is None, they are float32 sums in any order.
+    Sums are rounded as ``core`` rounds them; if it is None, they are float32 sums in any order.
     """
     m, n, k, chunks = shape
     warps = threads // 32

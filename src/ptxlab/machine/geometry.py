@@ -49,7 +49,7 @@ class Geometry:
         self.clusters = Clusters(self.grid, self.cluster)
 
     def warp(self, index: np.ndarray) -> np.ndarray:
-        """The warp of each thread; both are numbered within the wave."""
+        """Returns the warp of each thread; both are numbered within the wave."""
         if self.threads_per_cta % WARP == 0:
             return index // WARP
         per_cta = -(-self.threads_per_cta // WARP)
@@ -57,7 +57,7 @@ class Geometry:
         return cta * per_cta + tid // WARP
 
     def existing_lanes(self, index: np.ndarray) -> np.ndarray:
-        """For each thread, the mask of the lanes that exist in its warp.
+        """Returns, for each thread, the mask of the lanes that exist in its warp.
 
         Only the last warp of a CTA may be partial.
         """
@@ -83,7 +83,7 @@ class Geometry:
         return address & ((1 << RANK_SHIFT) - 1), peers
 
     def special(self, name: str, index: np.ndarray) -> Any:
-        """The value of a special register for wave threads ``index``."""
+        """Returns the value of a special register for wave threads ``index``."""
         base, _, axis = name[1:].partition(".")
         number = "xyz".find(axis) if axis else -1
         if base in _SHAPES:

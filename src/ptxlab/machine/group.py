@@ -39,7 +39,7 @@ class AsyncCopy:
     whole: AsyncCopy | None = None
 
     def part(self, keep: np.ndarray) -> AsyncCopy:
-        """The part of the copy that belongs to the threads in ``keep`` (numbers within the
+        """Returns the part of the copy that belongs to the threads in ``keep`` (numbers within the
         wave)."""
         return self._at(np.flatnonzero(keep[self.threads]))
 
@@ -114,7 +114,8 @@ class Group:
         return self.index + self.geometry.first_thread
 
     def special(self, name: str) -> Any:
-        """A special register: an array over the group, or a NumPy scalar if it is uniform."""
+        """Returns a special register: an array over the group, or a NumPy scalar if it is
+        uniform."""
         if name not in self._special:
             self._special[name] = self.geometry.special(name, self.index)
         return self._special[name]
@@ -199,7 +200,8 @@ class Group:
         self.pending_wgmma = list({id(p): p for part in parts for p in part.pending_wgmma}.values())
 
     def active(self, mask: Any) -> np.ndarray:
-        """The positions of the threads in ``mask``; None if ``mask`` is None, which means all."""
+        """Returns the positions of the threads in ``mask``; None if ``mask`` is None, which means
+        all."""
         if mask is None:
             return np.arange(self.n)
         return np.flatnonzero(np.broadcast_to(mask, (self.n,)))
@@ -207,7 +209,7 @@ class Group:
     # Lanes
 
     def shuffle_source(self, mode: str, b: int, c: int) -> tuple[np.ndarray, np.ndarray]:
-        """shfl.sync with operands that are the same for all threads.
+        """Executes shfl.sync with operands that are the same for all threads.
 
         Returns (the position in the group to read from, whether it is in range).
 
@@ -221,8 +223,8 @@ class Group:
     def shuffle_source_varying(
         self, mode: str, b: np.ndarray, c: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray]:
-        """The same as shuffle_source() for operands that differ between threads (uint32 arrays or
-        scalars)."""
+        """Returns the same as shuffle_source() for operands that differ between threads (uint32
+        arrays or scalars)."""
         b = np.broadcast_to(b, (self.n,)).astype(np.int64)
         c = np.broadcast_to(c, (self.n,)).astype(np.int64)
         tid = self.index % self.geometry.threads_per_cta
@@ -245,8 +247,8 @@ class Group:
         return np.where(beyond, -1, found), good
 
     def ballot(self, predicate: Any) -> np.ndarray:
-        """For each thread, the mask (uint32) of the lanes of its warp for which the predicate is
-        true; only lanes in this group count."""
+        """Returns, for each thread, the mask (uint32) of the lanes of its warp for which the
+        predicate is true; only lanes in this group count."""
         lane = self.index % self.geometry.threads_per_cta % WARP
         bits = np.broadcast_to(predicate, (self.n,)).astype(np.float64) * np.exp2(lane)
         return np.bincount(self.warp, weights=bits)[self.warp].astype(u4)

@@ -1,4 +1,5 @@
-"""The addresses of 16-byte pieces in shared memory: swizzles, and the matrix descriptors of wgmma.
+"""Computes the addresses of 16-byte pieces in shared memory, from swizzles and the matrix
+descriptors of wgmma.
 
 An operand of wgmma has ``rows`` x 16 elements of 2 bytes each; k is the dimension of size 16. A
 piece holds 8 elements: in a K-major operand 8 consecutive k of one row, in an MN-major operand 8
@@ -27,7 +28,7 @@ PIECE = 16
 _FIELD = 0x3FFF
 _SPANS = (0, 128, 64, 32)
 
-#: Bits of a piece's address that the swizzle changes; the key is the swizzle's line size in bytes.
+#: The bits of a piece's address that a swizzle changes, for each line size of the swizzle in bytes.
 #: The patterns for 128, 64 and 32 bytes repeat every 1024, 512 and 256 bytes.
 _BITS = {0: 0, 32: 0x10, 64: 0x30, 128: 0x70}
 
@@ -67,7 +68,7 @@ class Layout:
         )
 
     def addresses(self, starts: np.ndarray, rows: int, *, k_major: bool) -> np.ndarray:
-        """The shared addresses of an operand's pieces, for each of several start addresses.
+        """Returns the shared addresses of an operand's pieces, for each of several start addresses.
 
         The result has two more axes than ``starts``: (rows, 2) if the operand is K-major, (16, rows
         / 8) if it is MN-major.
@@ -77,7 +78,7 @@ class Layout:
 
 
 def starts_of(descriptors: np.ndarray) -> np.ndarray:
-    """The start addresses (in bytes, int64) in matrix descriptors (uint64)."""
+    """Returns the start addresses (in bytes, int64) in matrix descriptors (uint64)."""
     return (descriptors & np.uint64(_FIELD)).astype(np.int64) << 4
 
 

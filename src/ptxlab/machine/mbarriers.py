@@ -62,14 +62,14 @@ class MbarrierWait(Wait):
         self.targets, self.granted = targets, granted
 
     def passed(self) -> np.ndarray:
-        """For each thread, whether its phase is complete."""
+        """Returns, for each thread, whether its phase is complete."""
         over = np.ones(self.group.n, np.bool_)
         for barrier, positions, phases in self.targets:
             over[positions] = barrier.phases[self.group.cta[positions]] >= phases
         return over
 
     def part(self, group: Group, mask: np.ndarray) -> MbarrierWait:
-        """The same wait for only the threads in ``mask``."""
+        """Returns the same wait for only the threads in ``mask``."""
         renumbered, targets = np.cumsum(mask) - 1, []
         for barrier, positions, phases in self.targets:
             stays = mask[positions]
@@ -109,7 +109,7 @@ class Mbarriers:
     # Instructions
 
     def init(self, group: Group, site: Site, addresses: Any, count: Any, mask: Any) -> None:
-        """mbarrier.init."""
+        """Executes mbarrier.init."""
         for address, positions in by_address(group, addresses, mask):
             ctas = group.cta[positions]
             barrier = self._at(address)
@@ -132,7 +132,7 @@ class Mbarriers:
             self._notify(site, "init", group, positions, ctas, address)
 
     def invalidate(self, group: Group, site: Site, addresses: Any, mask: Any) -> None:
-        """mbarrier.inval."""
+        """Executes mbarrier.inval."""
         for address, positions in by_address(group, addresses, mask):
             barrier = self._at(address)
             self._require_valid(site, group, positions, group.cta[positions], barrier)
@@ -141,7 +141,7 @@ class Mbarriers:
     def arrive(
         self, group: Group, site: Site, addresses: Any, count: Any, size: Any, mask: Any
     ) -> np.ndarray:
-        """mbarrier.arrive, or .arrive.expect_tx if ``size`` (in bytes) is not None.
+        """Executes mbarrier.arrive, or .arrive.expect_tx if ``size`` (in bytes) is not None.
 
         Returns the phases.
 
@@ -164,7 +164,7 @@ class Mbarriers:
         return phases
 
     def expect(self, group: Group, site: Site, addresses: Any, size: Any, mask: Any) -> None:
-        """mbarrier.expect_tx."""
+        """Executes mbarrier.expect_tx."""
         for address, positions in by_address(group, addresses, mask):
             address, ctas = self._owners(group, positions, address)
             barrier = self._at(address)
@@ -172,7 +172,7 @@ class Mbarriers:
                 self._expect(barrier, ctas, _per_thread(group, size, positions))
 
     def complete(self, group: Group, site: Site, addresses: Any, size: Any, mask: Any) -> None:
-        """mbarrier.complete_tx."""
+        """Executes mbarrier.complete_tx."""
         for address, positions in by_address(group, addresses, mask):
             address, ctas = self._owners(group, positions, address)
             barrier = self._at(address)
@@ -183,7 +183,7 @@ class Mbarriers:
     def wait_parity(
         self, group: Group, site: Site, addresses: Any, parity: Any, mask: Any
     ) -> MbarrierWait | None:
-        """try_wait.parity.
+        """Executes try_wait.parity.
 
         Returns a wait, or None if the phase of that parity is complete for all threads.
         """
@@ -192,7 +192,7 @@ class Mbarriers:
     def wait_state(
         self, group: Group, site: Site, addresses: Any, state: Any, mask: Any
     ) -> MbarrierWait | None:
-        """try_wait with the state that an earlier arrive returned."""
+        """Executes try_wait with the state that an earlier arrive returned."""
         return self._wait(group, site, addresses, state, mask, by_parity=False)
 
     def _wait(
@@ -219,8 +219,8 @@ class Mbarriers:
     def require(
         self, group: Group, site: Site, position: int, owner: int, address: int
     ) -> Mbarrier | None:
-        """The mbarrier on which a bulk copy will complete; None if there is no valid mbarrier at
-        the address."""
+        """Returns the mbarrier on which a bulk copy will complete; None if there is no valid
+        mbarrier at the address."""
         barrier = self._at(address)
         where = np.array([position])
         self._notify(site, "copy", group, where, np.array([owner]), address)
@@ -373,8 +373,8 @@ class Mbarriers:
 
 
 def by_address(group: Group, addresses: Any, mask: Any) -> list[tuple[int, np.ndarray]]:
-    """The addresses that active threads name, each with the positions of these threads in the
-    group."""
+    """Returns the addresses that active threads name, each with the positions of these threads in
+    the group."""
     positions = group.active(mask)
     if not positions.size:
         return []

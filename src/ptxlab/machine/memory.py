@@ -36,8 +36,8 @@ class _HostRange:
     views: dict[int, tuple[int, np.ndarray]] = field(default_factory=dict)
 
     def view(self, size: int) -> tuple[int, np.ndarray]:
-        """The aligned part of the range, as elements of ``size`` bytes: (address of element 0,
-        elements)."""
+        """Returns the aligned part of the range, as elements of ``size`` bytes: (address of element
+        0, elements)."""
         if size not in self.views:
             begin = -(-self.public.begin // size) * size
             count = max(0, (self.public.end - begin) // size)
@@ -47,7 +47,7 @@ class _HostRange:
 
 
 def byte_range(array: np.ndarray) -> tuple[int, int]:
-    """The half-open range of host addresses that contains all elements of an array."""
+    """Returns the half-open range of host addresses that contains all elements of an array."""
     begin = end = array.ctypes.data
     if array.size == 0:
         return begin, begin
@@ -82,18 +82,18 @@ class GlobalMemory(GlobalMemoryView):
         return array.ctypes.data
 
     def extended(self) -> GlobalMemory:
-        """A copy with the same ranges. Ranges that are added to the copy later are not added to
-        this object."""
+        """Returns a copy with the same ranges. Ranges that are added to the copy later are not
+        added to this object."""
         other = GlobalMemory()
         other._ranges = list(self._ranges)
         return other
 
     def ranges(self) -> Sequence[MemoryRange]:
-        """The registered ranges, ordered by address."""
+        """Returns the registered ranges, ordered by address."""
         return [known.public for known in self._ranges]
 
     def inside(self, addresses: np.ndarray, sizes: Any, *, write: bool) -> np.ndarray:
-        """For each access, whether one range contains all of it and allows it."""
+        """Returns, for each access, whether one range contains all of it and allows it."""
         good = np.zeros(np.shape(addresses), np.bool_)
         for known in self._ranges:
             if known.public.writable or not write:
@@ -108,7 +108,8 @@ class GlobalMemory(GlobalMemoryView):
             raise self._refusal(int(bad[0]), size, write)
 
     def find(self, lowest: int, highest: int, *, write: bool) -> _HostRange | None:
-        """A range that contains all of ``[lowest, highest)`` and allows the access, or None."""
+        """Returns a range that contains all of ``[lowest, highest)`` and allows the access, or
+        None."""
         for known in self._ranges:
             public = known.public
             if public.begin <= lowest and highest <= public.end and (public.writable or not write):
@@ -142,7 +143,7 @@ class GlobalMemory(GlobalMemoryView):
             view[(addresses[mask] - begin) // size] = values[mask] if np.ndim(values) else values
 
     def _common(self, addresses: Any, size: int, *, write: bool) -> tuple[np.ndarray, Any] | None:
-        """(words, cells) if one range contains all accesses, otherwise None."""
+        """Returns (words, cells) if one range contains all accesses, otherwise None."""
         scalar = np.ndim(addresses) == 0
         first = int(addresses) if scalar else int(addresses[0])
         known = self.find(first, first + size, write=write)
@@ -230,7 +231,7 @@ class BankedMemory:
         self.views = {width: raw.view(word) for width, word in WORDS.items()}
 
     def inside(self, addresses: np.ndarray, sizes: Any) -> np.ndarray:
-        """For each access, whether it lies within one part."""
+        """Returns, for each access, whether it lies within one part."""
         return (addresses >= 0) & (addresses + sizes <= self.size)
 
     def check(self, addresses: Any, size: int, align: int) -> None:
@@ -254,7 +255,7 @@ class BankedMemory:
 
 
 def generic_space(addresses: Any) -> str:
-    """The state space of generic addresses.
+    """Returns the state space of generic addresses.
 
     All addresses of one instruction must be in the same space.
     """

@@ -26,8 +26,8 @@ class MemoryWait(Wait):
         self.memory, self.polls, self.ctas_to_come = memory, polls, ctas_to_come
 
     def passed(self) -> np.ndarray:
-        """For each thread, whether it may continue, because a word that it read has changed or
-        because it has read no word."""
+        """Returns, for each thread, whether it may continue, because a word that it read has
+        changed or because it has read no word."""
         waits, changed = np.zeros(self.group.n, np.bool_), np.zeros(self.group.n, np.bool_)
         for poll in self.polls:
             waits[poll.positions] = True
@@ -35,12 +35,12 @@ class MemoryWait(Wait):
         return changed | ~waits
 
     def part(self, group: Group, mask: np.ndarray) -> Wait:
-        """The same wait for only the threads in ``mask``, which are now ``group``."""
+        """Returns the same wait for only the threads in ``mask``, which are now ``group``."""
         polls = [poll.part(mask) for poll in self.polls]
         return MemoryWait(group, self.memory, polls, self.ctas_to_come)
 
     def reasons(self) -> list[tuple[np.ndarray, str]]:
-        """The words that would have to change."""
+        """Returns the words that would have to change."""
         found = []
         for poll in self.polls:
             for address in np.unique(poll.addresses)[:4]:
@@ -55,4 +55,4 @@ class MemoryWait(Wait):
         return found
 
     def grant(self, mask: np.ndarray | None = None) -> None:
-        """Does nothing, because the loop reads the word again."""
+        """Does nothing: the loop reads the word again, so observers see that read."""

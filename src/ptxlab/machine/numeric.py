@@ -1,4 +1,4 @@
-"""The arithmetic of PTX for scalars, on NumPy arrays and NumPy scalars.
+"""The scalar arithmetic of PTX, on NumPy arrays and NumPy scalars.
 
 A register holds unsigned integers, float32, float64 or booleans; 16-bit floats are held as their
 bits.
@@ -19,7 +19,7 @@ HALF_TABLE = np.arange(1 << 16, dtype=u2).view(f2).astype(f4)
 
 
 def select(predicate: Any, yes: Any, no: Any) -> Any:
-    """``predicate ? yes : no`` per thread; both values have one dtype."""
+    """Computes ``predicate ? yes : no`` per thread; both values have one dtype."""
     if predicate.ndim:
         return np.where(predicate, yes, no)
     return yes if predicate else no
@@ -29,51 +29,51 @@ def select(predicate: Any, yes: Any, no: Any) -> Any:
 
 
 def half_to_float(bits: Any) -> Any:
-    """float32 of float16 bits (uint16)."""
+    """Converts float16 bits (uint16) to float32."""
     return HALF_TABLE[bits]
 
 
 def float_to_half(value: Any) -> Any:
-    """float16 bits of float32 or float64, round to nearest even."""
+    """Converts float32 or float64 to float16 bits, rounded to nearest even."""
     return value.astype(f2).view(u2)
 
 
 def bfloat_to_float(bits: Any) -> Any:
-    """float32 of bfloat16 bits (uint16)."""
+    """Converts bfloat16 bits (uint16) to float32."""
     return (bits.astype(u4) << u4(16)).view(f4)
 
 
 def float_to_bfloat(value: Any) -> Any:
-    """bfloat16 bits of float32, round to nearest even; every NaN becomes 0x7FFF."""
+    """Converts float32 to bfloat16 bits, rounded to nearest even; every NaN becomes 0x7FFF."""
     bits = value.view(u4)
     rounded = (bits + u4(0x7FFF) + ((bits >> u4(16)) & u4(1))) >> u4(16)
     return select(np.isnan(value), u2(0x7FFF), rounded.astype(u2))
 
 
 def float_to_half_rz(value: Any) -> Any:
-    """float16 bits of float32, rounded towards zero."""
+    """Converts float32 to float16 bits, rounded towards zero."""
     bits = float_to_half(value)
     return select(np.abs(half_to_float(bits)) > np.abs(value), bits - u2(1), bits)
 
 
 def float_to_bfloat_rz(value: Any) -> Any:
-    """bfloat16 bits of float32, rounded towards zero."""
+    """Converts float32 to bfloat16 bits, rounded towards zero."""
     bits = (value.view(u4) >> u4(16)).astype(u2)
     return select(np.isnan(value), u2(0x7FFF), bits)
 
 
 def pack16(low: Any, high: Any) -> Any:
-    """uint32 of two uint16."""
+    """Packs two uint16 into a uint32."""
     return low.astype(u4) | (high.astype(u4) << u4(16))
 
 
 def low16(bits: Any) -> Any:
-    """Lower uint16 of a uint32."""
+    """Returns the lower uint16 of a uint32."""
     return bits.astype(u2)
 
 
 def high16(bits: Any) -> Any:
-    """Upper uint16 of a uint32."""
+    """Returns the upper uint16 of a uint32."""
     return (bits >> u4(16)).astype(u2)
 
 
@@ -81,8 +81,8 @@ def high16(bits: Any) -> Any:
 
 
 def _fp8_values(mantissa_bits: int, bias: int, special: dict[int, float]) -> Any:
-    """float32 of all 256 codes of an 8-bit float; ``special`` has the codes that are not
-    numbers."""
+    """Returns the float32 values of all 256 codes of an 8-bit float; ``special`` has the codes that
+    are not numbers."""
     codes = np.arange(128)
     exponent, fraction = codes >> mantissa_bits, codes & ((1 << mantissa_bits) - 1)
     normal = exponent > 0
@@ -101,7 +101,8 @@ FP8_TABLES = {
 
 
 def fp8_pair_to_halves(codes: Any, name: str) -> Any:
-    """The float16 bits, in a uint32, of two 8-bit floats in a uint16. They are exact."""
+    """Converts two 8-bit floats in a uint16 to float16 bits in a uint32. The conversion is
+    exact."""
     low, high = codes & u2(0xFF), codes >> u2(8)
     table = FP8_TABLES[name]
     halves = [float_to_half(table[code]) for code in (low, high)]
@@ -109,8 +110,8 @@ def fp8_pair_to_halves(codes: Any, name: str) -> Any:
 
 
 def float_to_fp8(value: Any, name: str) -> Any:
-    """The codes (uint8) of float32 values, rounded to nearest even. Values beyond the range, and
-    infinities, become the largest finite value; NaN becomes 0x7F."""
+    """Converts float32 values to codes (uint8), rounded to nearest even. Values beyond the
+    range, and infinities, become the largest finite value; NaN becomes 0x7F."""
     table = FP8_TABLES[name][:128]
     finite = table[np.isfinite(table)].astype(f8)
     size = np.minimum(np.abs(value).astype(f8), finite[-1])
@@ -123,7 +124,7 @@ def float_to_fp8(value: Any, name: str) -> Any:
 
 
 def pack_fp8(low: Any, high: Any, name: str) -> Any:
-    """uint16 of the codes of two float32."""
+    """Converts two float32 to codes, and packs both into a uint16."""
     return float_to_fp8(low, name).astype(u2) | (float_to_fp8(high, name).astype(u2) << u2(8))
 
 
@@ -145,7 +146,7 @@ def round_float(exact: Any, mode: str, dtype: Any = f4) -> Any:
 
 
 def fma32(a: Any, b: Any, c: Any) -> Any:
-    """float32 a * b + c.
+    """Computes a * b + c in float32.
 
     The product is exact in float64; the sum is rounded to float64 and then to float32.
     """
@@ -153,33 +154,33 @@ def fma32(a: Any, b: Any, c: Any) -> Any:
 
 
 def fma32_exact(a: Any, b: Any, c: Any) -> Any:
-    """a * b + c in float64, for directed rounding."""
+    """Computes a * b + c in float64, for directed rounding."""
     return np.multiply(a, b, dtype=f8) + c
 
 
 def fma64(a: Any, b: Any, c: Any) -> Any:
-    """float64 a * b + c, through long double where the platform has a wider one."""
+    """Computes a * b + c in float64, through long double on platforms where this is wider."""
     wide = np.multiply(a, b, dtype=np.longdouble) + c
     return wide.astype(f8)
 
 
 def maximum_number(a: Any, b: Any) -> Any:
-    """max of PTX: a number beats NaN, and +0 beats -0."""
+    """Computes max of PTX: a number beats NaN, and +0 beats -0."""
     return _ordered_zeros(np.fmax(a, b), a, b, np.minimum)
 
 
 def minimum_number(a: Any, b: Any) -> Any:
-    """min of PTX: a number beats NaN, and -0 beats +0."""
+    """Computes min of PTX: a number beats NaN, and -0 beats +0."""
     return _ordered_zeros(np.fmin(a, b), a, b, np.maximum)
 
 
 def maximum_or_nan(a: Any, b: Any) -> Any:
-    """max.NaN of PTX: NaN beats everything, and +0 beats -0."""
+    """Computes max.NaN of PTX: NaN beats everything, and +0 beats -0."""
     return _ordered_zeros(np.maximum(a, b), a, b, np.minimum)
 
 
 def minimum_or_nan(a: Any, b: Any) -> Any:
-    """min.NaN of PTX: NaN beats everything, and -0 beats +0."""
+    """Computes min.NaN of PTX: NaN beats everything, and -0 beats +0."""
     return _ordered_zeros(np.minimum(a, b), a, b, np.maximum)
 
 
@@ -206,7 +207,7 @@ def saturate(value: Any) -> Any:
 
 
 def divide(a: Any, b: Any) -> Any:
-    """Quotient truncated towards zero; division by zero gives all ones, as on GPUs."""
+    """Returns the quotient truncated towards zero; division by zero gives all ones, as on GPUs."""
     ones = b.dtype.type(-1) if b.dtype.kind == "i" else ~b.dtype.type(0)
     safe = select(b == 0, b.dtype.type(1), b)
     quotient = a // safe
@@ -217,13 +218,13 @@ def divide(a: Any, b: Any) -> Any:
 
 
 def remainder(a: Any, b: Any) -> Any:
-    """Remainder with the dividend's sign; division by zero gives the dividend."""
+    """Returns the remainder, with the dividend's sign; division by zero gives the dividend."""
     safe = select(b == 0, b.dtype.type(1), b)
     return select(b == 0, a, a - divide(a, safe) * safe)
 
 
 def multiply_high_64(a: Any, b: Any) -> Any:
-    """Upper 64 bits of a uint64 product."""
+    """Returns the upper 64 bits of the 128-bit product of two uint64."""
     mask, shift = u8(0xFFFFFFFF), u8(32)
     a_low, a_high, b_low, b_high = a & mask, a >> shift, b & mask, b >> shift
     middle = a_high * b_low + ((a_low * b_low) >> shift)
@@ -232,7 +233,7 @@ def multiply_high_64(a: Any, b: Any) -> Any:
 
 
 def multiply_high_signed_64(a: Any, b: Any) -> Any:
-    """Upper 64 bits of an int64 product."""
+    """Returns the upper 64 bits of the 128-bit product of two int64."""
     high = multiply_high_64(a.view(u8), b.view(u8))
     zero = u8(0)
     high = high - select(a < 0, b.view(u8), zero) - select(b < 0, a.view(u8), zero)
@@ -246,34 +247,34 @@ def on_halves(operation: Any, a: Any, b: Any, dtype: Any) -> Any:
 
 
 def add_halves(a: Any, b: Any) -> Any:
-    """a + b of float16 bits."""
+    """Adds a and b, which are float16 bits."""
     return float_to_half(half_to_float(a) + half_to_float(b))
 
 
 def add_bfloats(a: Any, b: Any) -> Any:
-    """a + b of bfloat16 bits."""
+    """Adds a and b, which are bfloat16 bits."""
     return float_to_bfloat(bfloat_to_float(a) + bfloat_to_float(b))
 
 
 def add_half_pairs(a: Any, b: Any) -> Any:
-    """a + b of float16x2 bits."""
+    """Adds a and b, which are float16x2 bits."""
     return pack16(add_halves(low16(a), low16(b)), add_halves(high16(a), high16(b)))
 
 
 def add_bfloat_pairs(a: Any, b: Any) -> Any:
-    """a + b of bfloat16x2 bits."""
+    """Adds a and b, which are bfloat16x2 bits."""
     return pack16(add_bfloats(low16(a), low16(b)), add_bfloats(high16(a), high16(b)))
 
 
 def add_with_carry(a: Any, b: Any, carry: Any) -> tuple[Any, Any]:
-    """a + b + carry of unsigned words, and the carry-out."""
+    """Returns a + b + carry of unsigned words, and the carry-out."""
     half = a + b
     total = half + carry.astype(half.dtype)
     return total, (half < a) | (total < half)
 
 
 def subtract_with_borrow(a: Any, b: Any, borrow: Any) -> tuple[Any, Any]:
-    """a - b - borrow of unsigned words, and the borrow-out."""
+    """Returns a - b - borrow of unsigned words, and the borrow-out."""
     half = a - b
     total = half - borrow.astype(half.dtype)
     return total, (a < b) | (total > half)
@@ -282,8 +283,8 @@ def subtract_with_borrow(a: Any, b: Any, borrow: Any) -> tuple[Any, Any]:
 def dot_product(
     a: Any, b: Any, c: Any, a_signed: bool, b_signed: bool, width: int, begin: int
 ) -> Any:
-    """c plus the sum of products of parts of a, of ``width`` bits each, and the bytes of b from bit
-    ``begin`` on."""
+    """Returns c plus the dot product of the parts of a, which have ``width`` bits each, and the
+    bytes of b from bit ``begin`` on."""
     for k in range(32 // width):
         x = _part(a, width * k, width, a_signed)
         y = _part(b, begin + 8 * k, 8, b_signed)
@@ -292,22 +293,22 @@ def dot_product(
 
 
 def _part(word: Any, begin: int, width: int, signed: bool) -> Any:
-    """Bits of a word as int32."""
+    """Returns ``width`` bits of a word, from bit ``begin`` on, as int32."""
     if signed:
         return (word << u4(32 - width - begin)).view(i4) >> i4(32 - width)
     return ((word >> u4(begin)) & u4((1 << width) - 1)).view(i4)
 
 
 def shift_left(value: Any, amount: Any) -> Any:
-    """value << amount; amounts (uint32) at or above the width give 0."""
+    """Computes value << amount; amounts (uint32) at or above the width give 0."""
     width = value.dtype.itemsize * 8
     shifted = value << np.minimum(amount, u4(width - 1)).astype(value.dtype)
     return select(amount >= u4(width), value.dtype.type(0), shifted)
 
 
 def shift_right(value: Any, amount: Any) -> Any:
-    """value >> amount, arithmetic for signed values; amounts (uint32) larger than the width are
-    treated as the width."""
+    """Computes value >> amount, arithmetic for signed values; amounts (uint32) larger than the
+    width are treated as the width."""
     width = value.dtype.itemsize * 8
     shifted = value >> np.minimum(amount, u4(width - 1)).astype(value.dtype)
     if value.dtype.kind == "i":
@@ -316,7 +317,7 @@ def shift_right(value: Any, amount: Any) -> Any:
 
 
 def funnel_shift(low: Any, high: Any, amount: Any, left: bool, clamp: bool) -> Any:
-    """shf: shifts the 64-bit value {high, low}.
+    """Computes shf, which shifts the 64-bit value {high, low}.
 
     A left shift returns the upper word, a right shift the lower.
     """
@@ -327,7 +328,7 @@ def funnel_shift(low: Any, high: Any, amount: Any, left: bool, clamp: bool) -> A
 
 
 def lookup3(a: Any, b: Any, c: Any, table: int) -> Any:
-    """lop3 with its 8-bit truth table."""
+    """Computes lop3; ``table`` is its 8-bit truth table."""
     result = a & ~a
     for row in range(8):
         if table >> row & 1:
@@ -338,7 +339,7 @@ def lookup3(a: Any, b: Any, c: Any, table: int) -> Any:
 
 
 def permute(a: Any, b: Any, selector: Any) -> Any:
-    """prmt in its default mode."""
+    """Computes prmt in its default mode."""
     wide = a.astype(u8) | (b.astype(u8) << u8(32))
     result = u4(0)
     for place in range(4):
@@ -369,7 +370,7 @@ def extract_bits(value: Any, position: Any, length: Any) -> Any:
 
 
 def low_mask(length: Any, dtype: Any) -> Any:
-    """A mask of the ``length`` (uint32) lowest bits."""
+    """Returns a mask of the ``length`` (uint32) lowest bits."""
     width = np.dtype(dtype).itemsize * 8
     wide = shift_left(u8(1), np.minimum(length, u4(width))) - u8(1)
     return wide.astype(f"u{width // 8}").view(dtype)
@@ -382,7 +383,7 @@ def insert_bits(source: Any, target: Any, position: Any, length: Any) -> Any:
 
 
 def population(value: Any) -> Any:
-    """popc: set bits, as uint32."""
+    """Computes popc, the number of set bits, as uint32."""
     total = u4(0)
     for shift in range(0, value.dtype.itemsize * 8, 8):
         byte = (value >> value.dtype.type(shift)) & value.dtype.type(0xFF)
@@ -394,7 +395,7 @@ _BYTE_POPULATION = np.array([bin(byte).count("1") for byte in range(256)], u4)
 
 
 def leading_zeros(value: Any) -> Any:
-    """clz of an unsigned value, as uint32."""
+    """Computes clz, the number of leading zeros of an unsigned value, as uint32."""
     width = value.dtype.itemsize * 8
     count = u4(0)
     seen = u4(1)
@@ -406,7 +407,7 @@ def leading_zeros(value: Any) -> Any:
 
 
 def find_leading(value: Any) -> Any:
-    """bfind: position of the highest set bit, or 0xFFFFFFFF if no bit is set."""
+    """Computes bfind, the position of the highest set bit, or 0xFFFFFFFF if no bit is set."""
     if value.dtype.kind == "i":
         value = select(value < 0, ~value, value).view(f"u{value.dtype.itemsize}")
     width = u4(value.dtype.itemsize * 8)
@@ -414,7 +415,7 @@ def find_leading(value: Any) -> Any:
 
 
 def reverse_bits(value: Any) -> Any:
-    """brev."""
+    """Computes brev, which reverses the order of the bits."""
     kind = value.dtype.type
     width = value.dtype.itemsize * 8
     result = kind(0)
@@ -429,7 +430,7 @@ _LIMITS = {dtype: (np.iinfo(dtype).min, np.iinfo(dtype).max) for dtype in (i1, i
 
 
 def float_to_int(value: Any, dtype: Any, mode: str) -> Any:
-    """cvt from float to integer, which saturates; mode is "rni", "rzi", "rmi" or "rpi".
+    """Computes cvt from float to integer, which saturates; mode is "rni", "rzi", "rmi" or "rpi".
 
     NaN becomes 0, or 1 << 63 in 64-bit types.
     """
@@ -448,7 +449,7 @@ def float_to_int(value: Any, dtype: Any, mode: str) -> Any:
 
 
 def clamp_int(value: Any, dtype: Any) -> Any:
-    """cvt.sat between integers."""
+    """Computes cvt.sat between integers."""
     info = np.iinfo(dtype)
     low = max(int(info.min), int(np.iinfo(value.dtype).min))
     high = min(int(info.max), int(np.iinfo(value.dtype).max))
@@ -460,10 +461,10 @@ def clamp_int(value: Any, dtype: Any) -> Any:
 
 
 def unpack_halves(bits: Any) -> tuple[Any, Any]:
-    """(low, high) float32 of float16x2 bits."""
+    """Converts float16x2 bits to two float32 (low, high)."""
     return half_to_float(low16(bits)), half_to_float(high16(bits))
 
 
 def unpack_bfloats(bits: Any) -> tuple[Any, Any]:
-    """(low, high) float32 of bfloat16x2 bits."""
+    """Converts bfloat16x2 bits to two float32 (low, high)."""
     return bfloat_to_float(low16(bits)), bfloat_to_float(high16(bits))

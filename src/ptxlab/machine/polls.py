@@ -1,4 +1,5 @@
-"""Polls: the words that a polling loop has read, and whether they have changed since then."""
+"""Polls: records the words that a polling loop has read, and finds out whether they have changed
+since."""
 
 from __future__ import annotations
 
@@ -41,14 +42,14 @@ class Poll:
         return Poll(site, positions, addresses, _words(read, size, count), size, count)
 
     def part(self, mask: np.ndarray) -> Poll:
-        """The poll of only the threads in ``mask``."""
+        """Returns the poll of only the threads in ``mask``."""
         kept = mask[self.positions]
         places = (np.cumsum(mask) - 1)[self.positions[kept]]
         words = self.words[kept]
         return Poll(self.site, places, self.addresses[kept], words, self.size, self.count)
 
     def joined(self, other: Poll) -> Poll:
-        """This poll, merged with a poll of other threads at the same instruction."""
+        """Returns this poll, merged with a poll of other threads at the same instruction."""
         positions = np.concatenate([self.positions, other.positions])
         turns = np.argsort(positions, kind="stable")
         addresses = np.concatenate([self.addresses, other.addresses])[turns]
@@ -56,12 +57,13 @@ class Poll:
         return Poll(self.site, positions[turns], addresses, words, self.size, self.count)
 
     def at(self, positions: np.ndarray) -> Poll:
-        """This poll for another group, in which these threads have the indices ``positions``."""
+        """Returns this poll for another group, in which these threads have the indices
+        ``positions``."""
         places = positions[self.positions]
         return Poll(self.site, places, self.addresses, self.words, self.size, self.count)
 
     def changed(self, memory: GlobalMemory) -> np.ndarray:
-        """For each thread, whether one of the words that it read has changed."""
+        """Returns, for each thread, whether one of the words that it read has changed."""
         if not self.positions.size:
             return np.zeros(0, np.bool_)
         now = _words(memory.load(self.addresses, self.size * self.count), self.size, self.count)

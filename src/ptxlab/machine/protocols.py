@@ -34,7 +34,7 @@ class Reports(Protocol):
         error."""
 
     def current_site(self) -> Site | None:
-        """The instruction that generated code is executing; used only for reports."""
+        """Returns the instruction that generated code is executing; used only for reports."""
 
 
 class Notifier(Protocol):

@@ -1,4 +1,4 @@
-"""setmaxnreg: how many registers each warp of a CTA holds."""
+"""Executes setmaxnreg, and tracks how many registers each warp of a CTA holds."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class RegisterPool:
         self.at_launch = min([fair, _MOST_PER_THREAD, *directives.get("maxnreg", ())])
 
     def set(self, group: Group, site: Site, count: int, *, more: bool) -> None:
-        """setmaxnreg.inc or .dec, executed by all threads of a group."""
+        """Executes setmaxnreg.inc or .dec for all threads of a group."""
         if count % _STEP or not _LEAST <= count <= _MOST:
             self._misuse(
                 site,

@@ -225,8 +225,8 @@ class Scheduler:
         return self._pass_partly() or self._give_up_a_join() or self._refuse()
 
     def _random_event(self, random: RandomSchedule) -> None:
-        """With a small probability each, lets a transfer arrive, part of a group continue, or a
-        wait give up early."""
+        """Lets a transfer arrive, part of a group continue, or a wait give up early, each with a
+        small probability."""
         if random.randrange(_SURPRISE) == 0:
             self.deliver(random)
         if random.randrange(_SURPRISE) == 0:

@@ -1,4 +1,4 @@
-"""The sums of products that tensor cores compute, exact to the last bit.
+"""Computes the sums of products of tensor cores, exact to the last bit.
 
 mma.sync and wgmma run in steps. A step adds up to ``depth`` products of elements to the
 accumulator. The products are exact. All terms are aligned to the largest exponent among them, and
@@ -90,7 +90,8 @@ class TensorCore:
     def multiply_add(
         self, a: np.ndarray, b: np.ndarray, c: np.ndarray, kind: OperandType, depth: int
     ) -> np.ndarray:
-        """c + a b in float32, where a is (units, m, k), b is (units, k, n) and c is (units, m, n).
+        """Computes c + a b in float32, where a is (units, m, k), b is (units, k, n) and c is
+        (units, m, n).
 
         ``depth`` is the extent of k in one instruction.
         """
@@ -132,8 +133,8 @@ class _Scratch:
         self.integers = np.empty(depth * accumulators, i4)
 
     def of(self, *shape: int) -> tuple[np.ndarray, np.ndarray]:
-        """Views of both arrays in the given shape, which must not have more elements than the
-        arrays."""
+        """Returns views of both arrays in the given shape, which must not have more elements than
+        the arrays."""
         size = int(np.prod(shape))
         return self.products[:size].reshape(shape), self.integers[:size].reshape(shape)
 
@@ -153,7 +154,7 @@ class _Factors:
 
     @cached_property
     def powers(self) -> np.ndarray:
-        """256**exponent as float64, and 0 for a zero."""
+        """Returns 256**exponent as float64, and 0 for a zero."""
         return np.where(self.zeros, 0.0, _power_of_two(8 * self.exponents))
 
     @cached_property
@@ -206,8 +207,8 @@ class _Block:
         return _cut_to_float32(sums, has_subnormals=lowest < _LEAST_EXPONENT)
 
     def _largest_exponents(self, k: slice) -> np.ndarray:
-        """For each accumulator, the largest exponent of its products (int64); very low if all
-        products are 0."""
+        """Returns, for each accumulator, the largest exponent of its products (int64); very low if
+        all products are 0."""
         if not self.in_float32:
             rows = self.a.far_exponents[:, :, k].transpose(2, 0, 1)
             columns = self.b.far_exponents[:, k].transpose(1, 0, 2)
@@ -222,7 +223,7 @@ class _Block:
         return powers
 
     def _sums_of_products(self, k: slice, scale: np.ndarray) -> np.ndarray:
-        """The sums of the truncated products, in units of the last bit that is kept."""
+        """Returns the sums of the truncated products, in units of the last bit that is kept."""
         a, b = self.a.values[:, :, k], self.b.values[:, k]
         if not self.in_float32:
             wide = np.einsum("umk,ukn->kumn", a.astype(f8), b.astype(f8))
@@ -238,20 +239,20 @@ class _Block:
 
 
 def _finite(x: np.ndarray) -> tuple[np.ndarray, bool]:
-    """``x`` with 0 instead of infinities and NaN, and whether all values were finite."""
+    """Returns ``x`` with 0 instead of infinities and NaN, and whether all values were finite."""
     finite = np.isfinite(x)
     every = bool(finite.all())
     return (x if every else np.where(finite, x, f4(0))), every
 
 
 def _exponents(x: np.ndarray, least: int) -> np.ndarray:
-    """The exponents (int64) of finite float32 numbers, but at least ``least``."""
+    """Returns the exponents (int64) of finite float32 numbers, but at least ``least``."""
     field = (x.view(i4) >> _MANTISSA_BITS) & _FIELD
     return np.maximum(field - 127, least).astype(i8)
 
 
 def _power_of_two(exponents: np.ndarray) -> np.ndarray:
-    """2**exponent as float64, for exponents from -1022 to 1023."""
+    """Returns 2**exponent as float64, for exponents from -1022 to 1023."""
     return ((exponents + 1023) << 52).view(f8)
 
 

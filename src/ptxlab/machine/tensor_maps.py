@@ -96,7 +96,7 @@ class TensorMap:
         return int(np.prod(self.box)) * self.element
 
     def clip(self, coordinates: Sequence[int]) -> Clip:
-        """The part of the box at ``coordinates`` that is inside the tensor."""
+        """Returns the part of the box at ``coordinates`` that is inside the tensor."""
         begins = [max(c, 0) for c in coordinates]
         ends = [min(c + b, n) for c, b, n in zip(coordinates, self.box, self.sizes, strict=True)]
         return Clip(
@@ -106,13 +106,14 @@ class TensorMap:
         )
 
     def pieces(self, address: int) -> np.ndarray:
-        """The shared addresses of the 16-byte pieces of a box that begins at ``address``, in the
-        order of the box."""
+        """Returns the shared addresses of the 16-byte pieces of a box that begins at ``address``,
+        in the order of the box."""
         plain = np.arange(address, address + self.box_bytes, PIECE, dtype=np.int64)
         return swizzled(plain, self.swizzle)
 
     def read(self, coordinates: Sequence[int]) -> np.ndarray:
-        """The bytes of a box. Elements that are outside the tensor or not readable are zero."""
+        """Returns the bytes of a box. Elements that are outside the tensor or not readable are
+        zero."""
         box: np.ndarray = np.zeros(self.box[::-1], f"u{self.element}")
         clip = self.clip(coordinates)
         addresses, size = self.rows(coordinates)
@@ -150,12 +151,13 @@ class TensorMap:
                 self.memory.store(elements, self.element, values)
 
     def _elements(self, rows: np.ndarray, size: int) -> np.ndarray:
-        """The addresses of all elements of the given rows, which have ``size`` bytes each."""
+        """Returns the addresses of all elements of the given rows, which have ``size`` bytes
+        each."""
         steps = np.arange(0, size, self.element, dtype=np.int64)
         return (rows[:, None] + steps).reshape(-1)
 
     def rows(self, coordinates: Sequence[int]) -> tuple[np.ndarray, int]:
-        """The rows in global memory that a box covers: (addresses, bytes per row)."""
+        """Returns the rows in global memory that a box covers: (addresses, bytes per row)."""
         clip = self.clip(coordinates)
         if clip.empty:
             return np.zeros(0, np.int64), 0

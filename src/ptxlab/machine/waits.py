@@ -36,15 +36,15 @@ class Wait(ABC):
 
     @abstractmethod
     def passed(self) -> np.ndarray:
-        """For each thread of the group, whether it may continue."""
+        """Returns, for each thread of the group, whether it may continue."""
 
     @abstractmethod
     def part(self, group: Group, mask: np.ndarray) -> Wait:
-        """The same wait for only the threads in ``mask``, which are now ``group``."""
+        """Returns the same wait for only the threads in ``mask``, which are now ``group``."""
 
     @abstractmethod
     def reasons(self) -> list[tuple[np.ndarray, str]]:
-        """For a deadlock report, the events that are missing: (positions of the threads,
+        """Returns the missing events for a deadlock report: (positions of the threads,
         description)."""
 
     @abstractmethod

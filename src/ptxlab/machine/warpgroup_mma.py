@@ -1,9 +1,10 @@
 """wgmma: matrix products that run asynchronously from the threads.
 
-From the issue to the wait, accumulator registers hold ``InFlight`` objects. An access to them
-during this time is reported, and a read returns NaN. Operands in shared memory are read at the
-wait, the latest time at which hardware may read them. A random schedule sometimes reads them at the
-issue. Consecutive wgmma with the same accumulator registers are computed as one matrix product.
+From the issue to the wait, accumulator registers hold ``InFlight`` objects. An access to these
+registers during this time is reported, and a read returns NaN. Operands in shared memory are read
+at the wait, the latest time at which hardware may read them. A random schedule sometimes reads them
+at the issue. Consecutive wgmma with the same accumulator registers are computed as one matrix
+product.
 """
 
 from __future__ import annotations
@@ -118,7 +119,8 @@ class Wgmma:
         return WARPGROUP if self.warpgroups else WARP
 
     def descriptors(self, values: np.ndarray) -> np.ndarray:
-        """The descriptor of each unit. All threads of a unit must give the same descriptor."""
+        """Returns the descriptor of each unit. All threads of a unit must give the same
+        descriptor."""
         if values.ndim == 0:
             return np.full(self.index.size // self.unit, values)
         by_unit = values.reshape(-1, self.unit)
@@ -127,11 +129,11 @@ class Wgmma:
         return by_unit[:, 0]
 
     def a_addresses(self) -> np.ndarray:
-        """The shared addresses of A's pieces, by unit."""
+        """Returns the shared addresses of A's pieces, by unit."""
         return self._addresses(self.descriptors(self.a), _ROWS, self.form.k_major_a, a=True)
 
     def b_addresses(self) -> np.ndarray:
-        """The shared addresses of B's pieces, by unit."""
+        """Returns the shared addresses of B's pieces, by unit."""
         return self._addresses(self.descriptors(self.b), self.form.n, self.form.k_major_b)
 
     def _addresses(
@@ -164,7 +166,7 @@ class Wgmma:
     # The matrices
 
     def a_matrix(self) -> np.ndarray:
-        """A by unit: (units, rows, 16) float32."""
+        """Returns a by unit: (units, rows, 16) float32."""
         rows = self.unit // WARP * 16
         if self.form.fragment:
             words = np.empty((4, self.index.size), u4)
@@ -179,7 +181,7 @@ class Wgmma:
         return -matrix if self.form.negate_a else matrix
 
     def b_matrix(self) -> np.ndarray:
-        """B by unit: (units, 16, n) float32."""
+        """Returns B as float32, by unit: (units, 16, n)."""
         matrix = self._gather(self.b_addresses())
         if self.form.k_major_b:
             matrix = matrix.swapaxes(1, 2)
@@ -193,7 +195,7 @@ class Wgmma:
         return self.form.kind.floats(pieces.view(u2))
 
     def read(self) -> tuple[np.ndarray, np.ndarray]:
-        """The values of A and B. The first call reads them, and later calls return the same
+        """Returns the values of A and B. The first call reads them, and later calls return the same
         values."""
         if self.operands is None:
             self.operands = self.a_matrix(), self.b_matrix()
@@ -213,7 +215,7 @@ class Wgmma:
         return self.result
 
     def _sums(self, a: np.ndarray, b: np.ndarray, before: np.ndarray | None) -> np.ndarray:
-        """before + a b as (register, thread); if ``before`` is None, it counts as zero."""
+        """Computes before + a b as (register, thread); if ``before`` is None, it counts as zero."""
         n, core = self.form.n, self.pipe.wave.tensor_core
         if core is None:
             rows = _to_registers(_multiply(a, b), n)
@@ -225,8 +227,8 @@ class Wgmma:
         return _to_registers(core.multiply_add(a, b, c, self.form.kind, _DEPTH), n)
 
     def _chain(self) -> list[Wgmma]:
-        """The chain of unevaluated wgmma, oldest first, that ends with this one and in which each
-        adds to the accumulators of the previous one."""
+        """Returns the chain of unevaluated wgmma, oldest first, that ends with this one and in
+        which each adds to the accumulators of the previous one."""
         chain = [self]
         while True:
             before = chain[0].addend
@@ -240,7 +242,8 @@ class Wgmma:
             chain.insert(0, before)
 
     def _before(self) -> np.ndarray | None:
-        """The accumulators to which this wgmma adds, (register, thread); None if they are zero."""
+        """Returns the accumulators to which this wgmma adds, (register, thread); None if they are
+        zero."""
         if self.addend is None:
             return None
         if isinstance(self.addend, Wgmma):
@@ -254,7 +257,7 @@ class Wgmma:
         return before
 
     def of(self, index: np.ndarray) -> np.ndarray:
-        """The accumulators of the threads ``index`` (numbers within the wave)."""
+        """Returns the accumulators of the threads ``index`` (numbers within the wave)."""
         rows = self.evaluate()
         if index is self.index or np.array_equal(index, self.index):
             return rows
@@ -262,8 +265,8 @@ class Wgmma:
 
 
 def _multiply(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    """The product of (units, rows, k) and (units, k, n), in blocks of rows so small that OpenBLAS
-    uses one thread.
+    """Returns the product of (units, rows, k) and (units, k, n), in blocks of rows so small that
+    OpenBLAS uses one thread.
 
     From a certain size on, OpenBLAS uses several threads. Products of this size then took 50 times
     longer if other processes used the same cores.
@@ -313,7 +316,7 @@ class WgmmaPipe:
         b: Any,
         accumulate: Any,
     ) -> tuple[InFlight, ...]:
-        """wgmma.mma_async. Returns the new contents of the accumulator registers."""
+        """Executes wgmma.mma_async. Returns the new contents of the accumulator registers."""
         group.require_whole("wgmma.mma_async")
         if np.ndim(accumulate) and (accumulate == accumulate[0]).all():
             accumulate = accumulate[0]
@@ -351,14 +354,14 @@ class WgmmaPipe:
         return tuple(plain)
 
     def commit(self, group: Group) -> None:
-        """wgmma.commit_group."""
+        """Executes wgmma.commit_group."""
         group.wgmma_groups.append(group.pending_wgmma)
         group.pending_wgmma = []
 
     def wait(
         self, group: Group, site: Site, allowed: int, registers: tuple[Any, ...]
     ) -> tuple[Any, ...]:
-        """wgmma.wait_group.
+        """Executes wgmma.wait_group.
 
         Returns the new values of the registers that may have been in flight.
         """

@@ -1,5 +1,5 @@
-"""The interface for generated code: memories, barriers, forks, and data exchange between lanes of a
-wave."""
+"""The interface for generated code: memories, barriers and forks of a wave, and data exchange
+between lanes."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ class Wave(WaveMemory):
     def barrier(
         self, group: Group, site: Site, number: Any, expected: Any, blocks: bool, vote: Any = None
     ) -> BarrierWait | None:
-        """bar.sync, or bar.arrive if ``blocks`` is false.
+        """Executes bar.sync, or bar.arrive if ``blocks`` is false.
 
         Returns None if the group may continue without waiting.
 
@@ -121,7 +121,7 @@ class Wave(WaveMemory):
             observer.barrier(event)
 
     def warp_sync(self, group: Group, site: Site, members: Any) -> None:
-        """bar.warp.sync."""
+        """Executes bar.warp.sync."""
         group.require_members("bar.warp.sync", members)
         if self.observers:
             event = WarpSync(site, group.threads, self.tick())
@@ -143,8 +143,8 @@ class Wave(WaveMemory):
         following_values: tuple[Any, ...],
         stop: int,
     ) -> Fork:
-        """A divergent branch: the threads in ``taken`` go to ``target``, the others to
-        ``following``."""
+        """Forks a group at a divergent branch: the threads in ``taken`` go to ``target``, the
+        others to ``following``."""
         fork = Fork(group, stop)
         yes, no = group.split(taken)
         fork.add(
@@ -190,7 +190,7 @@ class Wave(WaveMemory):
         return random is not None and random.interrupts_a_wait()
 
     def trapped(self, group: Group) -> None:
-        """trap."""
+        """Executes trap."""
         raise EmulatorError(f"trap reached by thread {int(group.threads[0])}")
 
     def require_float_sums(self, what: str) -> None:
@@ -212,21 +212,22 @@ class Wave(WaveMemory):
         )
 
     def written(self, value: Any, register: str) -> Any:
-        """The value of a register that may be unwritten at this point; raises an error if it is."""
+        """Returns the value of a register that may be unwritten at this point; raises an error if
+        it is."""
         if value is UNDEFINED:
             raise EmulatorError(f"register {register} is read before it is written")
         return value
 
     def first_select(self, predicate: Any, value: Any, old: Any) -> Any:
-        """A guarded write to a register that may be unwritten.
+        """Makes a guarded write to a register that may be unwritten.
 
         Threads that the guard masks get all ones.
         """
         return select(predicate, value, self.or_poison(old, value.dtype))
 
     def or_poison(self, value: Any, held: Any) -> Any:
-        """``value`` if it is defined; otherwise all ones of the type ``held``, or false for a
-        predicate."""
+        """Returns ``value`` if it is defined; otherwise all ones of the type ``held``, or false for
+        a predicate."""
         if value is not UNDEFINED:
             return value
         kind = np.dtype(np.bool_ if held == "b1" else held)
@@ -249,7 +250,7 @@ class Wave(WaveMemory):
             observer.misuse(event)
 
     def current_site(self) -> Site | None:
-        """The instruction that generated code is executing; used only for reports."""
+        """Returns the instruction that generated code is executing; used only for reports."""
         frame = sys._getframe()
         while frame.f_back is not None:
             frame = frame.f_back
@@ -258,7 +259,7 @@ class Wave(WaveMemory):
         return None
 
     def proxy_fence(self, group: Group, site: Site, mask: Any) -> None:
-        """fence.proxy.async and fence.mbarrier_init."""
+        """Executes fence.proxy.async and fence.mbarrier_init."""
         threads = group.threads
         if mask is not None:
             threads = threads[np.broadcast_to(mask, (group.n,))]
@@ -267,20 +268,20 @@ class Wave(WaveMemory):
             observer.proxy_fence(event)
 
     def memory_fence(self, group: Group, site: Site, scope: str, mask: Any) -> None:
-        """fence.acq_rel, fence.sc and membar."""
+        """Executes fence.acq_rel, fence.sc and membar."""
         threads = group.threads[group.active(mask)]
         event = MemoryFence(site, threads, scope, self.tick())
         for observer in self.observers:
             observer.memory_fence(event)
 
     def grid_wait(self, group: Group, site: Site, mask: Any) -> None:
-        """griddepcontrol.wait."""
+        """Executes griddepcontrol.wait."""
         event = GridWait(site, group.threads[group.active(mask)], self.tick())
         for observer in self.observers:
             observer.grid_wait(event)
 
     def grid_allow(self, group: Group, site: Site, mask: Any) -> None:
-        """griddepcontrol.launch_dependents."""
+        """Executes griddepcontrol.launch_dependents."""
         event = GridAllow(site, group.threads[group.active(mask)], self.tick())
         for observer in self.observers:
             observer.grid_allow(event)
@@ -314,7 +315,7 @@ class Wave(WaveMemory):
             group.polls.pop(load, None)
 
     def unchanged(self, group: Group, loads: Sequence[int]) -> MemoryWait | None:
-        """The wait of a polling loop for a change in the words that it has read.
+        """Returns the wait of a polling loop for a change in the words that it has read.
 
         ``loads`` are the loop's loads. Returns None if they have read no global memory.
         """
@@ -336,7 +337,8 @@ class Wave(WaveMemory):
     def shuffle(
         self, group: Group, mode: str, value: Any, b: Any, c: Any, members: Any
     ) -> tuple[Any, Any]:
-        """shfl.sync: (the value of the source lane, whether the source lane is in range).
+        """Executes shfl.sync; returns (the value of the source lane, whether the source lane is in
+        range).
 
         If the source lane is outside the group, the value is all ones.
         """
@@ -352,7 +354,7 @@ class Wave(WaveMemory):
         return np.where(source < 0, u4(0xFFFFFFFF), value[source]), good
 
     def vote(self, group: Group, mode: str, predicate: Any, members: Any) -> Any:
-        """vote.sync; ``mode`` is all, any, uni or ballot."""
+        """Executes vote.sync; ``mode`` is all, any, uni or ballot."""
         group.require_members("vote.sync", members)
         mask = group.ballot(predicate)
         if mode == "ballot":
@@ -365,8 +367,8 @@ class Wave(WaveMemory):
         return (mask == 0) | (mask == full)
 
     def match(self, group: Group, value: Any, members: Any) -> np.ndarray:
-        """match.sync: for each thread, the mask of the lanes of its warp that have the same value;
-        only lanes in this group count."""
+        """Executes match.sync: returns, for each thread, the mask of the lanes of its warp that
+        have the same value; only lanes in this group count."""
         group.require_members("match.sync", members)
         pairs = np.stack([group.warp.astype(np.uint64), np.broadcast_to(value, (group.n,))])
         _, same = np.unique(pairs, axis=1, return_inverse=True)
@@ -376,15 +378,15 @@ class Wave(WaveMemory):
         return masks
 
     def elect(self, group: Group, members: Any) -> Any:
-        """elect.sync: for each thread, the lowest lane of its warp that is a member and in this
-        group."""
+        """Executes elect.sync: returns, for each thread, the lowest lane of its warp that is a
+        member and in this group."""
         group.require_members("elect.sync", members)
         mask = (group.ballot(np.bool_(True)) & members).astype(np.int64)
         lowest = mask & -mask
         return np.log2(lowest.astype(np.float64)).astype(u4)
 
     def reduce(self, group: Group, operation: Any, value: Any, members: Any) -> Any:
-        """redux.sync over the lanes of each warp that are in this group."""
+        """Executes redux.sync over the lanes of each warp that are in this group."""
         group.require_members("redux.sync", members)
         value = np.broadcast_to(value, (group.n,))
         starts = np.flatnonzero(np.diff(group.warp, prepend=-1))

@@ -1,4 +1,4 @@
-"""The memory accesses of a wave: loads, stores, atomics, matrices, asynchronous copies.
+"""Executes the memory accesses of a wave: loads, stores, atomics, matrices, asynchronous copies.
 
 They also notify observers. Code that is translated without observers never calls ``see``.
 """
@@ -63,8 +63,8 @@ class WaveMemory:
         # Decides the order in which atomics to one address are executed; None: in the order of
         # threads.
         self.random: RandomSchedule | None = None
-        # The seed of that order. It is drawn when the observers are notified of an atomic, which is
-        # before the atomic is executed.
+        # The seed of that order. It is drawn when the observers are notified of an atomic: before
+        # the atomic is executed.
         self._drawn: int | None = None
 
     # Observation
@@ -137,7 +137,7 @@ class WaveMemory:
         return (inside & aligned) | (np.asarray(sizes) == 0)
 
     def resolve(self, addresses: Any) -> tuple[str, Any]:
-        """The state space of generic addresses, and these addresses within it."""
+        """Returns the state space of generic addresses, and these addresses within it."""
         space = generic_space(addresses)
         window = {"shared": SHARED_WINDOW, "local": LOCAL_WINDOW, "global": 0}[space]
         return space, addresses - np.int64(window)
@@ -204,7 +204,7 @@ class WaveMemory:
     def atomic(
         self, group: Group, space: str, addresses: Any, operation: Any, values: Any, mask: Any
     ) -> np.ndarray:
-        """An atomic operation; returns the old values.
+        """Executes an atomic operation; returns the old values.
 
         Threads with the same address are executed one after the other. The schedule decides their
         order, on which fp32 sums depend.
@@ -234,10 +234,10 @@ class WaveMemory:
     def add_vectors(
         self, group: Group, space: str, addresses: Any, values: Sequence[Any], mask: Any
     ) -> list[np.ndarray]:
-        """atom.add of fp32 vectors; returns the old elements.
+        """Executes atom.add of fp32 vectors; returns the old elements.
 
-        The addition is atomic for each element, not for the whole vector, so each element has its
-        own order of sums.
+        The addition is atomic for each element, not for the whole vector, so the order of sums may
+        differ between elements.
         """
         # This checks the bounds and the alignment of the whole vector.
         self.load(group, space, addresses, 4 * len(values), mask)
@@ -251,7 +251,7 @@ class WaveMemory:
     def load_matrix(
         self, group: Group, addresses: Any, count: int, transpose: bool, mask: Any
     ) -> np.ndarray:
-        """ldmatrix: returns uint32 registers (count, threads)."""
+        """Executes ldmatrix: returns uint32 registers (count, threads)."""
         group.require_whole("ldmatrix")
         addresses = np.broadcast_to(addresses, (group.n,))
         if mask is None and count == 4:
@@ -264,7 +264,7 @@ class WaveMemory:
         return matrix_rows_to_registers(rows, count, transpose)
 
     def rows(self, group: Group, addresses: Any) -> RowBase:
-        """The 16-byte cells at a base address, for matrices at constant offsets from it."""
+        """Returns the 16-byte cells at a base address, for matrices at constant offsets from it."""
         group.require_whole("ldmatrix")
         if addresses.ndim == 0:
             addresses = np.broadcast_to(addresses, (group.n,))
@@ -273,7 +273,7 @@ class WaveMemory:
         )
 
     def load_rows(self, group: Group, base: RowBase, offset: int, transpose: bool) -> np.ndarray:
-        """ldmatrix.x4 at ``base + offset``: returns uint32 registers (4, threads)."""
+        """Executes ldmatrix.x4 at ``base + offset``: returns uint32 registers (4, threads)."""
         bits = base.bits
         if offset < 0 or bits + offset + 16 > self.shared.size or (bits | offset) & 15:
             self.shared.check(base.addresses.astype(np.int64) + offset, 16, 16)
@@ -283,7 +283,7 @@ class WaveMemory:
     def store_matrix(
         self, group: Group, addresses: Any, values: Sequence[Any], transpose: bool, mask: Any
     ) -> None:
-        """stmatrix, which stores one matrix for each register."""
+        """Executes stmatrix, which stores one matrix for each register."""
         group.require_whole("stmatrix")
         lanes = group.index % WARP < 8 * len(values)
         rows = np.zeros(group.n, np.complex128)
@@ -303,7 +303,7 @@ class WaveMemory:
         source_size: Any,
         mask: Any,
     ) -> None:
-        """cp.async: reads the data now; they land at the wait that covers them.
+        """Executes cp.async: reads the data now; the data land at the wait that covers the copy.
 
         Reads ``source_size`` bytes (None: all); the rest of the destination becomes zero.
         """
@@ -341,7 +341,7 @@ class WaveMemory:
         return raw.view(WORDS[size]).reshape(-1)
 
     def commit(self, group: Group, site: Site) -> None:
-        """cp.async.commit_group."""
+        """Executes cp.async.commit_group."""
         if self.observers:
             event = AsyncGroupEvent(site, "commit", group.threads, 0, self.tick())
             for observer in self.observers:
@@ -350,8 +350,8 @@ class WaveMemory:
         group.open = []
 
     def wait_async(self, group: Group, site: Site, allowed: int) -> None:
-        """cp.async.wait_group, or wait_all if ``allowed`` is -1: the data land now, which is the
-        latest possible time."""
+        """Executes cp.async.wait_group, or wait_all if ``allowed`` is -1: the data land now, which
+        is the latest possible time."""
         if self.observers:
             event = AsyncGroupEvent(site, "wait", group.threads, allowed, self.tick())
             for observer in self.observers:
@@ -390,5 +390,5 @@ def _turns(cells: np.ndarray) -> list[np.ndarray]:
 
 
 def _spread(value: Any, threads: int) -> np.ndarray:
-    """One value per thread; a uniform value is broadcast."""
+    """Returns one value per thread; a uniform value is broadcast."""
     return value if value.ndim else np.broadcast_to(value, (threads,))

@@ -68,7 +68,7 @@ _DECIMAL = re.compile(r"[-+]?(?:\d+\.\d*|\d*\.\d+|\d+)(?:[eE][-+]?\d+)?$")
 
 
 def parse_number(text: str) -> int | float | None:
-    """The value of a PTX literal, or None if ``text`` is not a literal."""
+    """Returns the value of a PTX literal, or None if ``text`` is not a literal."""
     if _INTEGER.match(text):
         digits = text.rstrip("U")
         plain = digits.lstrip("+-")
@@ -87,7 +87,7 @@ def parse_number(text: str) -> int | float | None:
 
 
 def parse_directives(text: str) -> dict[str, tuple[int, ...]]:
-    """The numbers of .maxntid, .reqntid and similar directives, by name without the dot."""
+    """Returns the numbers of .maxntid, .reqntid and similar directives, by name without the dot."""
     found = {}
     for name, numbers in re.findall(r"\.(\w+)((?:\s*,?\s*\d+)*)", text):
         found[name] = tuple(int(n) for n in re.findall(r"\d+", numbers))

@@ -142,7 +142,7 @@ class EntryParser:
         self.count = 0
 
     def parse(self) -> Entry:
-        """The syntax tree of the entry."""
+        """Returns the syntax tree of the entry."""
         head = self.head
         text, position, end = head.clean, head.body_begin, head.body_end
         line, starts = 0, head.line_starts
@@ -213,7 +213,7 @@ class EntryParser:
             self.branches.append((instruction, self.scope))
 
     def _call_operands(self, texts: list[str]) -> tuple[Operand, ...]:
-        """The callee, followed by one vector of its results and one of its arguments.
+        """Returns the callee, followed by one vector of its results and one of its arguments.
 
         A list of possible callees may follow; it is ignored.
         """

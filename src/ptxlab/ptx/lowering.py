@@ -33,7 +33,7 @@ BARRIER_RESULT = "barrier_result"
 
 
 def lowered(module: ParsedModule, entry: Entry) -> Entry:
-    """The entry with calls and bar.red replaced; ``entry`` itself if it contains neither.
+    """Returns the entry with calls and bar.red replaced; ``entry`` itself if it contains neither.
 
     Raises EmulatorError for a recursive function.
     """
@@ -115,7 +115,8 @@ class _Lowering:
         """
         own = dict(names.symbols)
         for variable in entry.variables:
-            # A shared variable exists only once, even if its function is called several times.
+            # A function's shared variable exists only once, even if the function is called several
+            # times.
             if variable.space in ("local", "param"):
                 own[variable.name] = variable.name + names.suffix
                 variable = replace(variable, name=own[variable.name], space="local")

@@ -1,8 +1,8 @@
 """Parses PTX text to a syntax tree.
 
 The parser handles only structure; the translator gives opcodes their meaning. Registers and labels
-that inline assembly declares in a ``{ ... }`` scope of its own are renamed, so that every name is
-unique in its entry.
+that inline assembly declares within ``{ ... }`` are renamed, so that every name is unique in its
+entry.
 """
 
 from __future__ import annotations
@@ -138,7 +138,8 @@ _FUNCTION = re.compile(
 
 
 def _function_head(clean: str, position: int, line_starts: list[int]) -> tuple[Head | None, int]:
-    """The head of a device function, or None if it has no body, and the position after it."""
+    """Returns the head of a device function, or None if it has no body, and the position after
+    it."""
     match = _FUNCTION.match(clean, position)
     if match is None:
         line = clean.count("\n", 0, position) + 1

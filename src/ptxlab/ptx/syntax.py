@@ -235,7 +235,7 @@ class Entry:
         return max((p.offset + p.size for p in self.parameters), default=0)
 
     def register_type(self, name: str) -> str:
-        """The declared type of a register (``pred``, ``b32``, ``f32``, ...)."""
+        """Returns the declared type of a register (``pred``, ``b32``, ``f32``, ...)."""
         if name == CARRY:
             return "pred"
         if name in self.registers:

@@ -1,1 +1,1 @@
-"""PTX to Python: control flow, registers, and the meaning of each opcode."""
+"""Translates PTX to Python: control flow, registers, and the meaning of each opcode."""

@@ -103,7 +103,7 @@ class Emitter:
     # Registers and constants
 
     def name(self, register: str) -> str:
-        """The Python name of a register."""
+        """Returns the Python name of a register."""
         name = self.names.get(register)
         if name is None:
             name = self.names[register] = f"r{len(self.names)}"
@@ -113,17 +113,17 @@ class Emitter:
         return name
 
     def storage_of(self, register: str) -> str:
-        """The NumPy name of the type that holds a register's value."""
+        """Returns the NumPy name of the type that holds a register's value."""
         self.name(register)
         return self.storage[register]
 
     def temporary(self) -> str:
-        """A new name for a local variable."""
+        """Returns a new name for a local variable."""
         self.temporaries += 1
         return f"t{self.temporaries}"
 
     def constant(self, value: Any, dtype: str) -> str:
-        """The name of a constant (a NumPy scalar) in the generated code."""
+        """Returns the name of a constant (a NumPy scalar) in the generated code."""
         key = (dtype, value.hex() if isinstance(value, float) else str(value))
         name = self.constants.get(key)
         if name is None:
@@ -134,7 +134,7 @@ class Emitter:
     # Reading operands
 
     def use(self, operand: Operand, kind: str) -> str:
-        """The Python expression for an operand, read as PTX type ``kind``.
+        """Returns the Python expression for an operand, read as PTX type ``kind``.
 
         16-bit floats are read as their bits.
         """
@@ -155,7 +155,7 @@ class Emitter:
         raise self.error(f"operand {operand} cannot be read as .{kind}")
 
     def use_if_written(self, operand: Operand, kind: str) -> str:
-        """The same as use(), but an unwritten register reads as all ones, which is NaN for
+        """Returns the same as use(), but an unwritten register reads as all ones, which is NaN for
         floats."""
         if self.is_written(operand) or not isinstance(operand, Register):
             return self.use(operand, kind)
@@ -168,8 +168,8 @@ class Emitter:
         return not isinstance(operand, Register) or operand.name not in self.unwritten
 
     def use_float(self, operand: Operand, kind: str) -> str:
-        """The Python expression for an operand of type f16, bf16, f32 or f64, read as a NumPy float
-        (f32 or f64)."""
+        """Returns the Python expression for an operand of type f16, bf16, f32 or f64, read as a
+        NumPy float (f32 or f64)."""
         expression = self.use(operand, kind)
         if kind == "f16":
             return f"half_to_float({expression})"
@@ -196,7 +196,8 @@ class Emitter:
         return self._reinterpret(f"W.symbols[{name!r}]", "u8", wanted)
 
     def address(self, operand: Operand) -> tuple[str, str]:
-        """The Python expression for an address, offset included, and its NumPy type (u4 or i8)."""
+        """Returns the Python expression for an address, offset included, and its NumPy type (u4 or
+        i8)."""
         if not isinstance(operand, Address) or operand.coordinates:
             raise self.error("expected an address in brackets")
         base = operand.base
@@ -248,7 +249,7 @@ class Emitter:
         self.define(operand, expression, DTYPES[kind])
 
     def mask(self) -> str | None:
-        """The Python expression for the guard of the current instruction; None if it has no
+        """Returns the Python expression for the guard of the current instruction; None if it has no
         guard."""
         guard = self.instruction.guard if self.instruction else None
         if guard is None:
@@ -297,7 +298,7 @@ class Emitter:
             self.line_sites[len(self.lines)] = self.sites[self.instruction.index]
 
     def site(self) -> str:
-        """The name of the current instruction's site in the generated code."""
+        """Returns the name of the current instruction's site in the generated code."""
         if self.instruction is None:
             raise EmulatorError("no instruction is being translated")
         name = f"S{self.instruction.index}"
@@ -339,7 +340,7 @@ _NEUTRAL = frozenset(["mov", "ld", "ldu", "selp", "shfl"])
 
 
 def _float_registers(flow: Flow) -> frozenset[str]:
-    """The registers that only float instructions of the register's width write.
+    """Returns the registers that only float instructions of the register's width write.
 
     Newer compilers declare all registers as bits. If generated code holds these registers as
     floats, it need not reinterpret them.

@@ -32,7 +32,7 @@ def blocks(instruction: Instruction) -> bool:
 
 
 def may_refuse(instruction: Instruction) -> bool:
-    """Whether an instruction waits but may give up; its result predicate then is false."""
+    """Whether an instruction that waits may give up; its result predicate is then false."""
     return instruction.opcode == "mbarrier" and bool(
         {"try_wait", "test_wait"}.intersection(instruction.modifiers)
     )
@@ -44,7 +44,7 @@ def is_wgmma_mma(instruction: Instruction) -> bool:
 
 
 def registers_in(operand: Operand) -> list[str]:
-    """The names of the registers in an operand."""
+    """Returns the names of the registers in an operand."""
     if isinstance(operand, Register):
         return [operand.name]
     if isinstance(operand, Address):
@@ -67,7 +67,7 @@ def has_result(instruction: Instruction) -> bool:
 
 
 def reads_and_writes(instruction: Instruction) -> tuple[list[str], list[str]]:
-    """The registers that an instruction reads, and the registers that it writes.
+    """Returns the registers that an instruction reads, and the registers that it writes.
 
     An instruction reads its guard. If it has a guard, it also reads its results.
     """
@@ -128,7 +128,7 @@ class Flow:
     spins: dict[tuple[int, int], frozenset[int]] = field(default_factory=dict)
 
     def polls(self, body: Iterable[int]) -> tuple[int, ...]:
-        """The indices of the strong loads in the given nodes."""
+        """Returns the indices of the strong loads in the given nodes."""
         steps = (step.instruction for index in sorted(body) for step in self.nodes[index].steps)
         return tuple(one.index for one in steps if _reads_strongly(one))
 
@@ -138,11 +138,12 @@ class Flow:
         return len(self.nodes)
 
     def live_in(self, index: int) -> tuple[str, ...]:
-        """The registers that are live at the beginning of a node; none at the exit."""
+        """Returns the registers that are live at the beginning of a node; none at the exit."""
         return () if index == self.exit else self.nodes[index].live_order
 
     def region_writes(self, branch: int) -> frozenset[str]:
-        """The registers that are written between a branch and its immediate post-dominator."""
+        """Returns the registers that are written between a branch and its immediate
+        post-dominator."""
         merge = self.nodes[branch].ipdom
         seen: set[int] = set()
         written: set[str] = set()
@@ -181,8 +182,8 @@ _STRONG_LOADS = frozenset(["volatile", "relaxed", "acquire"])
 
 
 def _spins(flow: Flow, last: int, first: int) -> frozenset[int]:
-    """The nodes of the loop from ``first`` to ``last`` if the loop only polls memory; otherwise the
-    empty set.
+    """Returns the nodes of the loop from ``first`` to ``last`` if the loop only polls memory;
+    otherwise the empty set.
 
     A polling loop only reads with .volatile, .relaxed or .acquire, and passes no register value
     from one iteration to the next. It therefore repeats until one of the words that
@@ -217,7 +218,7 @@ def _reads_strongly(instruction: Instruction) -> bool:
 
 
 def _nodes(entry: Entry) -> list[Node]:
-    """The basic blocks, split after every barrier so that a thread can resume there.
+    """Returns the basic blocks, split after every barrier so that a thread can resume there.
 
     An instruction that may give up has its own node, which is run again by threads that keep
     waiting.

@@ -144,7 +144,7 @@ class MmaChains:
         self.captured.discard(register)
 
     def _flavour(self, instruction: Instruction) -> tuple[str, int]:
-        """The operand type of an mma mnemonic, and its number of 8-column chunks of A."""
+        """Returns the operand type of an mma mnemonic, and its number of 8-column chunks of A."""
         emitter = self.emitter
         emitter.instruction = instruction
         modifiers = list(instruction.modifiers)

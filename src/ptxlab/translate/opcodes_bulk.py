@@ -1,4 +1,4 @@
-"""All forms of cp.async.bulk."""
+"""Translates all forms of cp.async.bulk."""
 
 from __future__ import annotations
 
@@ -138,7 +138,7 @@ def store_to_peer(t: Emitter, i: Instruction) -> None:
 
 
 def _tensor_operand(t: Emitter, operand: Operand, dimensions: int) -> tuple[str, str]:
-    """The Python expressions for ``[map, {coordinates}]``."""
+    """Returns the Python expressions for ``[map, {coordinates}]``."""
     if not isinstance(operand, Address) or len(operand.coordinates) != 1:
         raise t.error("expected a tensor map with coordinates")
     (vector,) = operand.coordinates

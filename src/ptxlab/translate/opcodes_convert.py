@@ -1,4 +1,4 @@
-"""mov, cvt, cvta, comparisons and selections."""
+"""Translates mov, cvt, cvta, comparisons and selections."""
 
 from __future__ import annotations
 
@@ -42,10 +42,10 @@ def _unpack(t: Emitter, vector: Vector, value: str, kind: str) -> None:
 
 
 def _pack(t: Emitter, vector: Vector, kind: str) -> str:
-    """The value of a vector of registers; some of them, but not all, may be unwritten.
+    """Returns the value of a vector of registers; some of them, but not all, may be unwritten.
 
-    Compilers pack a register that is never written together with one that is written, and then use
-    only the latter's half.
+    Compilers pack a register that is never written together with a register that is written, and
+    then use only the half from the written one.
     """
     piece, width = _piece(t, vector, kind)
     held = DTYPES[unsigned(kind)]

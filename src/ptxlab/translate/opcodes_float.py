@@ -1,4 +1,4 @@
-"""Floating-point opcodes, and the arithmetic opcodes that also exist for integers."""
+"""Translates floating-point opcodes, and the arithmetic opcodes that also exist for integers."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def _held(kind: str) -> str:
 
 
 def _formula(opcode: str, values: list[str], kind: str, flags: _Flags) -> str:
-    """The expression in float32 (for f64: in float64).
+    """Returns the expression in float32 (for f64: in float64).
 
     The caller rounds it if the result is a 16-bit float.
 

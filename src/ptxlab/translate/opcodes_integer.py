@@ -1,4 +1,4 @@
-"""Integer, logical and bit opcodes."""
+"""Translates integer, logical and bit opcodes."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ _INTEGERS = ("u16", "s16", "u32", "s32", "u64", "s64")
 
 
 def unsigned(kind: str) -> str:
-    """The unsigned type of the same width."""
+    """Returns the unsigned type of the same width."""
     return f"u{kind.lstrip('usbf')}"
 
 
 def only(
     translator: Emitter, instruction: Instruction, allowed: tuple[str, ...]
 ) -> tuple[list[str], str]:
-    """The modifiers before the type, and the type, which is the last modifier and must be in
-    ``allowed``."""
+    """Returns the modifiers before the type, and the type, which is the last modifier and must be
+    in ``allowed``."""
     modifiers = list(instruction.modifiers)
     if not modifiers or modifiers[-1] not in allowed:
         raise translator.error(f"type of {instruction.mnemonic} is not supported")
@@ -72,7 +72,7 @@ def multiply(t: Emitter, i: Instruction, modifiers: list[str], kind: str) -> Non
 
 
 def product(t: Emitter, i: Instruction, part: str, kind: str) -> str:
-    """The lower or upper half of a product, as the unsigned type of this width."""
+    """Returns the lower or upper half of a product, as the unsigned type of this width."""
     a, b = i.operands[1:3]
     if part == "lo":
         return f"{t.use(a, unsigned(kind))} * {t.use(b, unsigned(kind))}"

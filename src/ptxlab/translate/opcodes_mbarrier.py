@@ -1,4 +1,4 @@
-"""mbarrier and setmaxnreg: instructions for specialised warps."""
+"""Translates mbarrier and setmaxnreg, the instructions for specialised warps."""
 
 from __future__ import annotations
 
@@ -67,8 +67,8 @@ def _wait(t: Emitter, i: Instruction) -> None:
         f"{t.barrier_result} = W.mbarriers.{method}({_who(t)}, {t.address(address)[0]}, {given}, "
         f"{_on(t)})"
     )
-    # A thread that continues has observed the end of the phase. A thread whose wait is refused gets
-    # its predicate after the wait.
+    # A thread that continues at once has observed the end of the phase. A thread whose wait is
+    # refused gets the predicate after the wait.
     t.define(done, "TRUE", "b1")
 
 

@@ -1,4 +1,4 @@
-"""Loads, stores, atomics, fences and hints."""
+"""Translates loads, stores, atomics, fences and hints."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ _PREFETCH = ("L1::", "L2::")
 
 
 def _order(t: Emitter, i: Instruction) -> tuple[str, list[str]]:
-    """The order and scope, such as 'acquire.gpu' (empty for a weak access), and the other
+    """Returns the order and scope, such as 'acquire.gpu' (empty for a weak access), and the other
     modifiers."""
     modifiers = [m for m in i.modifiers if m not in _HINTS and not m.startswith(_PREFETCH)]
     orders = [m for m in modifiers if m in _ORDER_WORDS]
@@ -110,8 +110,8 @@ def see(
 
 
 def kept(t: Emitter, address: str) -> str:
-    """The expression for an address. If the generated code uses it twice, it is first assigned to a
-    variable."""
+    """Returns the expression for an address. If the generated code uses it twice, it is first
+    assigned to a variable."""
     if not t.observed and not t.polls:
         return address
     name = t.temporary()
@@ -238,7 +238,7 @@ def atomic(t: Emitter, i: Instruction) -> None:
     vector = next((m for m in modifiers if m in ("v2", "v4")), "")
     kind = modifiers[-1]
     if kind in _SHORT_SUMS:
-        # noftz keeps subnormals, which the emulator always does.
+        # noftz has no effect, because the emulator always keeps subnormals.
         modifiers = [m for m in modifiers if m != "noftz"]
     no_more(t, i, [m for m in modifiers if m not in (space, operation, vector, kind)])
     function = _ATOMIC.get(operation, "")
@@ -351,14 +351,14 @@ HANDLERS: dict[str, Handler] = {
 
 
 def columns(words: np.ndarray, dtype: Any, count: int) -> np.ndarray:
-    """The elements of a vector load as ``count`` rows, one for each register."""
+    """Returns the elements of a vector load as ``count`` rows, one for each register."""
     if words.ndim == 0:
         return np.frombuffer(words.tobytes(), dtype)
     return np.ascontiguousarray(words.view(dtype).reshape(-1, count).T)
 
 
 def joined(values: tuple, threads: int, dtype: Any) -> np.ndarray:
-    """The registers of a vector store, joined to one word per thread."""
+    """Returns the registers of a vector store, joined to one word per thread."""
     rows: np.ndarray = np.empty((threads, len(values)), dtype)
     for column, value in enumerate(values):
         rows[:, column] = value
@@ -367,22 +367,22 @@ def joined(values: tuple, threads: int, dtype: Any) -> np.ndarray:
 
 
 def exchange(old: np.ndarray, new: np.ndarray) -> np.ndarray:
-    """atom.exch."""
+    """Computes atom.exch."""
     return new
 
 
 def compare_and_swap(old: np.ndarray, expected: np.ndarray, new: np.ndarray) -> np.ndarray:
-    """atom.cas."""
+    """Computes atom.cas."""
     return np.where(old == expected, new, old)
 
 
 def increment(old: np.ndarray, limit: np.ndarray) -> np.ndarray:
-    """atom.inc: counts up to ``limit``, then restarts at 0."""
+    """Computes atom.inc, which counts up to ``limit``, then restarts at 0."""
     return np.where(old >= limit, old.dtype.type(0), old + old.dtype.type(1))
 
 
 def decrement(old: np.ndarray, limit: np.ndarray) -> np.ndarray:
-    """atom.dec: counts down to 0, then restarts at ``limit``."""
+    """Computes atom.dec, which counts down to 0, then restarts at ``limit``."""
     return np.where((old == 0) | (old > limit), limit, old - old.dtype.type(1))
 
 

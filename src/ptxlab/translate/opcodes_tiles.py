@@ -1,4 +1,4 @@
-"""Opcodes that move tiles: ldmatrix, stmatrix and asynchronous copies."""
+"""Translates the opcodes that move tiles: ldmatrix, stmatrix and asynchronous copies."""
 
 from __future__ import annotations
 
@@ -44,8 +44,8 @@ def load_matrix(t: Emitter, i: Instruction) -> None:
 
 
 def _row_base(t: Emitter, source: Address) -> str:
-    """The checked rows of an address register; all matrices that are read through the register
-    share them."""
+    """Returns the checked rows of an address register; all matrices that are read through the
+    register share them."""
     base = source.base
     if not isinstance(base, Register):
         return f"W.rows(G, {t.address(Address(base))[0]})"
@@ -115,8 +115,8 @@ def _copy(t: Emitter, i: Instruction, modifiers: list[str]) -> None:
     t.emit(f"{of} = {t.address(source)[0]}")
     mask = see(t, "shared", "async_write", to, str(size))
     if t.observed:
-        # The check of the source further restricts the mask that the check of the destination has
-        # left.
+        # The check of the source removes further threads from the mask that the check of the
+        # destination returned.
         read = source_size if source_size != "None" else str(size)
         mask_after = t.temporary()
         t.emit(
@@ -128,7 +128,7 @@ def _copy(t: Emitter, i: Instruction, modifiers: list[str]) -> None:
 
 
 def _source_size(t: Emitter, size: int, rest: list[Operand]) -> str:
-    """The Python expression for the bytes to read ("None": all), given by src-size or by an
+    """Returns the Python expression for the bytes to read ("None": all), given by src-size or by an
     ignore-src predicate."""
     if not rest:
         return "None"

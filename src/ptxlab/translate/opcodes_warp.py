@@ -1,4 +1,4 @@
-"""Barriers, lane exchange, votes, and instructions that stop a kernel."""
+"""Translates barriers, lane exchange, votes, and instructions that stop a kernel."""
 
 from __future__ import annotations
 

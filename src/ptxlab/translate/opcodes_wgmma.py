@@ -1,4 +1,4 @@
-"""wgmma: matrix products, groups and fences."""
+"""Translates wgmma: matrix products, groups and fences."""
 
 from __future__ import annotations
 

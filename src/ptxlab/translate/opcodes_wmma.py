@@ -1,4 +1,5 @@
-"""wmma: products of 16 x 16 matrices, and the loads and stores of their fragments.
+"""Translates wmma: products of 16 x 16 matrices, and the loads and stores of the matrices'
+fragments.
 
 PTX does not define which register holds which element. Here fragments have the layout of mma.sync
 m16n8k16, and two of these instructions compute one wmma. PTX gives some fragments twice as many
@@ -104,8 +105,8 @@ def _store(
 def wmma_offset(
     which: str, register: int, half: int, wide: bool, by_row: bool, lane: Any, stride: Any
 ) -> Any:
-    """For each thread, the position in the matrix, in elements, of the value in a register or in
-    one half of a register.
+    """Returns, for each thread, the position in the matrix, in elements, of the value in a register
+    or in one half of a register.
 
     As in mma.sync, g = lane // 4 and t = lane % 4. Tiles of B, C and D are eight columns wide.
     """

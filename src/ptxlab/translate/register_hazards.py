@@ -1,10 +1,10 @@
 """Finds, for each point of an entry, the registers that a wgmma may be using there.
 
 wgmma accesses registers asynchronously. Between its issue and the wait, a program may not access
-these registers. Between its own access to these registers and the next wgmma, a program must
-execute wgmma.fence. Generated code cannot track all registers at run time. So data-flow analysis
-finds the instructions where a hazard is possible. A ``mov`` between registers counts as a renaming,
-because compilers use it as one.
+these registers. Between an access of the program to these registers and the next wgmma, the program
+must execute wgmma.fence. Generated code cannot track all registers at run time. So data-flow
+analysis finds the instructions where a hazard is possible. A ``mov`` between registers counts as a
+renaming, because compilers use it as one.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ class Hazards:
 
 
 def fragment_of(instruction: Instruction) -> tuple[str, ...]:
-    """The registers of A; empty if A is in shared memory."""
+    """Returns the registers of A; empty if A is in shared memory."""
     a = instruction.operands[1]
     elements = a.elements if isinstance(a, Vector) else ()
     return tuple(e.name for e in elements if isinstance(e, Register))
 
 
 def find_hazards(flow: Flow) -> Hazards | None:
-    """The hazards of an entry; None if the entry has no wgmma.
+    """Returns the hazards of an entry; None if the entry has no wgmma.
 
     Also enters in each wait_group step the registers that it writes.
     """
@@ -184,7 +184,7 @@ def _literal(instruction: Instruction) -> int:
 
 
 def _live_after(flow: Flow, node: Node, step: Step) -> set[str]:
-    """The registers that are read after a step."""
+    """Returns the registers that are read after a step."""
     live = {name for s in node.successors for name in flow.live_in(s)}
     for later in reversed(node.steps):
         if later is step:

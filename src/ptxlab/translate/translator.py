@@ -349,7 +349,7 @@ _translations: OrderedDict[tuple[str, str, bool, bool], tuple[Translated, Parsed
 def translate(
     ptx: str, entry: str, *, observed: bool = False, fuse: bool = True
 ) -> tuple[Translated, ParsedModule]:
-    """The generated code of an entry. It is cached by the PTX.
+    """Returns the generated code of an entry. It is cached by the PTX.
 
     If ``fuse`` is false, every mma.sync is executed separately, in program order. The EmulatorError
     names the opcode or modifier that is not supported.

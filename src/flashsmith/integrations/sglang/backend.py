@@ -1,4 +1,4 @@
-"""FlashsmithBackend: attention of SGLang's layers over its pool of tokens."""
+"""FlashsmithBackend: computes the attention of SGLang's layers over the engine's pool of tokens."""
 
 from __future__ import annotations
 
@@ -27,16 +27,16 @@ from flashsmith.semantics.cache_format import CacheFormat
 
 _MODEL_DTYPES = (torch.float16, torch.bfloat16)
 _EIGHT_BITS = (torch.float8_e4m3fn, torch.float8_e5m2)
-# The names by which the engine calls caches whose elements are in _EIGHT_BITS and that have no
-# scales per block.
+# The engine's names for caches whose elements are in _EIGHT_BITS and that have no scales per block.
 _NAMES_OF_8_BITS = ("auto", "fp8_e4m3", "fp8_e5m2")
-# The algorithms of speculative decoding whose drafts are chains if speculative_eagle_topk is 1.
+# The algorithms of speculative decoding whose drafts are chains when speculative_eagle_topk is 1.
 _CHAINS = ("EAGLE", "EAGLE3", "STANDALONE")
 
 
 class FlashsmithBackend(AttentionBackend):
-    """Prefill, chunked prefill, decode and mixes of them in one ``flashsmith.attention_with_cache``
-    call. With --enable-deterministic-inference its bits are canonical (docs/bits.md).
+    """Computes prefill, chunked prefill, decode and mixes of these in one
+    ``flashsmith.attention_with_cache`` call. With --enable-deterministic-inference the bits are
+    canonical (docs/bits.md).
 
     Raises NotImplementedError for unsupported features, when the engine starts.
     """
@@ -161,8 +161,8 @@ class FlashsmithBackend(AttentionBackend):
         return self.forward_extend(*tensors, **options)
 
     def _ready(self, layer: RadixAttention, options: dict[str, Any]) -> tuple[Step, Any]:
-        """The step's metadata, and the layer's attention. Raises NotImplementedError if options are
-        given, which are not served."""
+        """Returns the step's metadata, and the layer's attention. Raises NotImplementedError if any
+        options are given, because none are served."""
         given = sorted(name for name, it in options.items() if it is not None and it is not False)
         if given:
             raise NotImplementedError(
@@ -200,8 +200,8 @@ class FlashsmithBackend(AttentionBackend):
         flashsmith.write_slots(k, v, *self._caches(layer), slots, **self._scales(layer))
 
     def _scales(self, layer: RadixAttention) -> dict[str, Any]:
-        """The scales of the layer's cached keys and values, from the checkpoint. Each is a number
-        or a tensor with one number; None means 1."""
+        """Returns the scales of the layer's cached keys and values, from the checkpoint. Each is a
+        number or a tensor with one number; None means 1."""
         if not self.cache_format.is_8bit:
             return {}
         return {"k_scale": layer.k_scale, "v_scale": layer.v_scale}
@@ -212,8 +212,8 @@ class FlashsmithBackend(AttentionBackend):
         return self._pages(keys), self._pages(values)
 
     def _pages(self, buffer: torch.Tensor) -> torch.Tensor:
-        """A view (pages, tokens of a page, heads, d) of a pool's buffer. The buffer is (slots,
-        heads, d), or has the heads before the tokens of a page."""
+        """Returns a view (pages, tokens of a page, heads, d) of a pool's buffer. The buffer is
+        (slots, heads, d) or (pages, heads, tokens of a page, d)."""
         if buffer.dim() == 4:
             return buffer.transpose(1, 2)
         pages = buffer.shape[0] // self.page
@@ -221,8 +221,8 @@ class FlashsmithBackend(AttentionBackend):
 
 
 def _unserved_draft(model_runner: Any, window_pool: Any) -> str:
-    """Why a server's draft model cannot be served, or ''. ``window_pool``: the pool that only its
-    layers with a window use, or None."""
+    """Returns why a server's draft model cannot be served, or ''. ``window_pool``: the pool that
+    only the draft model's layers with a window use, or None."""
     settings = speculative_settings(model_runner)
     if settings.enable_multi_layer_eagle:
         return "a draft model with a layer for each step (enable_multi_layer_eagle)"

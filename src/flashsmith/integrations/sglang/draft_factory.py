@@ -1,4 +1,5 @@
-"""DraftFactory: makes the backends of SGLang's draft models, also this package's.
+"""DraftFactory: makes the backends of SGLang's draft models, and can also make this package's
+backend.
 
 SGLang's own factory knows a fixed set of names. Plugins may replace its classes.
 """

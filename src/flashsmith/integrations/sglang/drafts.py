@@ -1,4 +1,5 @@
-"""FlashsmithDraftBackend: attention of a draft model that extends requests by several tokens."""
+"""FlashsmithDraftBackend: computes the attention of a draft model that extends requests by several
+tokens."""
 
 from __future__ import annotations
 
@@ -10,12 +11,13 @@ from flashsmith.integrations.sglang.releases import create_backend
 
 
 class FlashsmithDraftBackend:
-    """The backends of a draft model's decode steps, one for each, since one captured graph has all
-    steps and each step has its own lengths: in step i, requests have i + 1 drafted tokens."""
+    """The backends of a draft model's decode steps. Each step has a backend, because one captured
+    graph has all steps, and each step has other lengths: in step i, requests have i + 1 drafted
+    tokens."""
 
     def __init__(self, draft_runner: Any, steps: int) -> None:
-        """``steps``: the number of drafted tokens. The first one comes from the draft model's
-        prefill, so there is one decode step fewer."""
+        """``steps``: the number of drafted tokens. The draft model's prefill gives the first of
+        them, so there is one decode step fewer."""
         self.attn_backends = [
             create_backend(draft_runner, earlier=step + 1) for step in range(steps - 1)
         ]

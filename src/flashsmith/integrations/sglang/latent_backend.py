@@ -1,4 +1,4 @@
-"""FlashsmithLatentBackend: multi-head latent attention (MLA) of SGLang's layers."""
+"""FlashsmithLatentBackend: computes the multi-head latent attention (MLA) of SGLang's layers."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ from flashsmith.semantics.signature import check_mask
 
 @dataclass(frozen=True)
 class LatentAttention:
-    """The attention of one of a model's two layers: ``is_direct`` if it attends to a step's own
-    keys and values, otherwise absorbed queries attend to the cache's latent rows, whose first d_v
-    columns are the values."""
+    """The attention of one of a model's two layers. If ``is_direct``, queries attend to a step's
+    own keys and values. Otherwise absorbed queries attend to the cache's latent rows, whose first
+    d_v columns are the values."""
 
     heads: int
     d: int
@@ -38,9 +38,9 @@ class LatentAttention:
 
 
 class FlashsmithLatentBackend(FlashsmithBackend):
-    """Decodes and chunks after a prefix attend to latent rows in one
-    ``flashsmith.attention_with_cache`` call. For prompts without a prefix the engine projects keys
-    and values, and ``flashsmith.attention`` computes their attention.
+    """Computes decodes, and chunks after a prefix, by one ``flashsmith.attention_with_cache`` call
+    over latent rows. For prompts without a prefix the engine projects keys and values, and
+    ``flashsmith.attention`` computes the attention to these keys.
 
     Raises NotImplementedError for unsupported features, when the engine starts.
     """
@@ -92,8 +92,8 @@ class FlashsmithLatentBackend(FlashsmithBackend):
         save_kv_cache: bool = True,
         **options: Any,
     ) -> torch.Tensor:
-        """Computes attention for a step's queries; q is (tokens, heads * d) and the result (tokens,
-        heads * d_v). If rows are given for the cache, they are first written there."""
+        """Computes attention for a step's queries; q is (tokens, heads * d) and the result is
+        (tokens, heads * d_v). If new rows are given, they are first written to the cache."""
         step, attention = self._ready(layer, options)
         if save_kv_cache and k is not None:
             location = write_location(forward_batch, None)
@@ -128,7 +128,7 @@ class FlashsmithLatentBackend(FlashsmithBackend):
 
 
 def _refuse(subject: str) -> NoReturn:
-    """Raises the error for what is not served."""
+    """Raises the error for a feature that is not served."""
     raise NotImplementedError(
         f"flashsmith: {subject} is not served; choose another attention backend"
     )

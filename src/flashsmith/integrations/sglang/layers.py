@@ -1,4 +1,4 @@
-"""The attention that a layer of SGLang needs, and the kernels that serve it."""
+"""Describes the attention of a layer of SGLang, and finds the kernels that serve the layer."""
 
 from __future__ import annotations
 
@@ -44,10 +44,10 @@ class LayerAttention:
         cache: CacheFormat,
         device: DeviceSpec,
     ) -> LayerAttention:
-        """The attention of ``layer`` over pages of ``page`` tokens, with room for ``keys`` keys a
-        request."""
+        """Returns the attention of ``layer`` over pages of ``page`` tokens, with room for ``keys``
+        keys a request."""
         causal = layer.attn_type == AttentionType.DECODER
-        # The engine's number does not count the query's own key, and -1 means no window.
+        # The engine's window does not count the query's own key, and -1 means no window.
         window = layer.sliding_window_size if layer.sliding_window_size > -1 else None
         softcap = float(layer.logit_cap or 0.0)
         problem = cache_problem(
@@ -82,7 +82,7 @@ def _limits(window: int | None, causal: bool) -> Window:
 
 
 def unserved_layer(layer: RadixAttention, cache: CacheFormat) -> str:
-    """Why a layer cannot be served over a cache of this format, or ''."""
+    """Returns why a layer cannot be served over a cache of this format, or ''."""
     d, number = layer.head_dim, layer.layer_id
     if layer.is_cross_attention:
         return f"cross attention (layer {number}) is not served"

@@ -1,4 +1,4 @@
-"""The differences between the supported releases of SGLang, 0.5.16 to 0.5.23."""
+"""Hides the differences between the supported releases of SGLang, 0.5.16 to 0.5.23."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ _OLDEST, _NEWEST = (0, 5, 16), (0, 5, 23)
 
 
 def register_backend() -> str:
-    """Registers the backend, once per process. Returns '', or why the backend could not be
-    registered.
+    """Registers the backend, once per process. Returns '', or the reason why the backend could not
+    be registered.
 
     An entry in the list of deterministic choices makes the backend usable with
     `--enable-deterministic-inference`; an entry in the third list keeps the radix cache in that
@@ -48,8 +48,9 @@ def register_backend() -> str:
 
 @cache
 def _register_draft_backends() -> None:
-    """Replaces the engine's factory of backends for draft models, whose names are fixed, by one
-    that also knows this backend. The engine applies the hook after all plugins are registered."""
+    """Replaces the engine's factory of backends for draft models, which knows only a fixed set of
+    names, by a factory that also knows this backend. The engine makes the replacement after all
+    plugins are registered."""
     from sglang.srt.plugins.hook_registry import HookRegistry, HookType
     from sglang.srt.speculative.draft_utils import DraftBackendFactory
 
@@ -59,7 +60,8 @@ def _register_draft_backends() -> None:
 
 
 def create_backend(model_runner: Any, **options: Any) -> Any:
-    """The backend for a model, which depends on what its caches hold."""
+    """Returns the backend for a model; which backend it is depends on what the model's caches
+    hold."""
     from sglang.srt.configs.model_config import AttentionArch
 
     if model_runner.model_config.attention_arch == AttentionArch.MLA:
@@ -68,8 +70,8 @@ def create_backend(model_runner: Any, **options: Any) -> Any:
 
 
 def unsupported(release: str) -> str:
-    """Why a release of SGLang is not supported, or ''. Development builds of supported releases are
-    tried, and so are builds whose version says nothing."""
+    """Returns why a release of SGLang is not supported, or ''. Development builds of supported
+    releases count as supported, and so do builds whose version is unknown."""
     found = re.match(r"(\d+)\.(\d+)\.(\d+)", release)
     number = (int(found[1]), int(found[2]), int(found[3])) if found else _NEWEST
     if _OLDEST <= number <= _NEWEST or number == (0, 0, 0):
@@ -92,19 +94,20 @@ def is_deterministic(model_runner: Any) -> bool:
     """Whether the server was started with --enable-deterministic-inference."""
     try:
         from sglang.srt.runtime_context import get_exec
-    except ImportError:  # releases in which the settings are not grouped yet
+    except ImportError:  # releases that do not group the settings yet
         return bool(model_runner.server_args.enable_deterministic_inference)
     return bool(get_exec().deterministic.enable_deterministic_inference)
 
 
 def cache_name(model_runner: Any) -> str:
-    """The server's name for the element type of its caches, such as 'fp8_e4m3' or 'auto'."""
+    """Returns the server's name for the element type of its caches, such as 'fp8_e4m3' or
+    'auto'."""
     name = getattr(model_runner, "kv_cache_dtype_str", None)
     return str(name or model_runner.server_args.kv_cache_dtype)
 
 
 def most_tokens(model_runner: Any) -> int:
-    """The largest number of tokens of one request in a step."""
+    """Returns the largest number of tokens of one request in a step."""
     try:
         from sglang.srt.runtime_context import get_schedule
     except ImportError:
@@ -116,7 +119,7 @@ def most_tokens(model_runner: Any) -> int:
 
 
 def speculative_settings(model_runner: Any) -> Any:
-    """The object that has the server's settings of speculative decoding."""
+    """Returns the object that has the server's settings of speculative decoding."""
     try:
         from sglang.srt.runtime_context import get_spec
     except ImportError:
@@ -125,7 +128,7 @@ def speculative_settings(model_runner: Any) -> Any:
 
 
 def draft_settings(model_runner: Any) -> tuple[int, int]:
-    """A draft's number of branches at each token, and its length in tokens."""
+    """Returns a draft's number of branches at each token, and the draft's length in tokens."""
     settings = speculative_settings(model_runner)
     return settings.speculative_eagle_topk or 0, settings.speculative_num_draft_tokens or 0
 
@@ -134,10 +137,10 @@ def draft_settings(model_runner: Any) -> tuple[int, int]:
 
 
 def window_slots(model_runner: Any, forward_batch: Any) -> Any:
-    """The slots of the step's tokens in the pool that serves layers with a window."""
+    """Returns the slots of the step's tokens in the pool that serves layers with a window."""
     try:
         from sglang.srt.mem_cache.kv_loc_plan import IdSpaceKind
-    except ImportError:  # releases in which steps have no plan of their slots yet
+    except ImportError:  # releases whose steps do not plan their slots yet
         pool = model_runner.token_to_kv_pool
         return pool.translate_loc_from_full_to_swa(forward_batch.out_cache_loc)
     translator = model_runner.kv_index_translator
@@ -145,8 +148,8 @@ def window_slots(model_runner: Any, forward_batch: Any) -> Any:
 
 
 def write_location(forward_batch: Any, window: Any) -> Any:
-    """The location argument for set_kv_buffer of the pools: the step's slots, with its slots in the
-    pool of layers with a window."""
+    """Returns the location argument for set_kv_buffer of the pools: the step's slots, together with
+    the step's slots in the pool of layers with a window."""
     from sglang.srt.mem_cache.memory_pool import KVWriteLoc
 
     if hasattr(KVWriteLoc, "for_batch"):
@@ -155,7 +158,7 @@ def write_location(forward_batch: Any, window: Any) -> Any:
 
 
 def written_slots(location: Any, in_window_pool: bool) -> Any:
-    """The slots of a location, in the pool of layers with a window or in the other pool."""
+    """Returns the slots of a location, in the pool of layers with a window or in the other pool."""
     if in_window_pool:
         return location.swa_loc
     return location.loc if location.full_loc is None else location.full_loc

@@ -1,4 +1,4 @@
-"""A step's lengths and page tables, which are computed on the device from the engine's tensors."""
+"""Computes a step's lengths and page tables, on the device, from the engine's tensors."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ class Step:
     rows: the number of query tokens in the step; further rows of the query tensor are padding.
     longest: an upper bound on the tokens of one request.
     starts: (requests + 1,) int32.
-    lens: (requests,) int32, how many keys each request has, including those of this step.
+    lens: (requests,) int32, how many keys each request has, the keys of this step included.
     table: (requests, most pages) int32.
     window_table and window_slots: the table and the written slots of layers with a window, if these
-        have their own pool.
+    layers have a separate pool.
     """
 
     rows: int
@@ -51,9 +51,9 @@ class PageTables:
         self.window_pool = pool if isinstance(pool, SWAKVPool) and pool.swa_layer_nums > 0 else None
 
     def pages_for(self, forward_batch: Any, more: int = 0) -> int:
-        """How many pages the longest request needs after ``more`` tokens are added. The number is
-        rounded up to a power of two, so that tables have only a few sizes. If the lengths are not
-        known on the host, the largest possible number is returned."""
+        """Returns how many pages the longest request needs after ``more`` tokens are added. The
+        number is rounded up to a power of two, so that tables have only a few sizes. If the host
+        does not know the lengths, the largest possible number is returned."""
         lens = forward_batch.seq_lens_cpu
         if lens is None or not len(lens):
             return self.most_pages
@@ -63,7 +63,7 @@ class PageTables:
     def gather(
         self, requests: torch.Tensor, pages: int
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """The first ``pages`` columns of the page tables (requests, pages) of both pools.
+        """Returns the first ``pages`` columns of the page tables (requests, pages) of both pools.
         ``requests`` are indices of rows in the table of slots."""
         first = self.slots[:, : pages * self.page : self.page].index_select(0, requests)
         window = None
@@ -77,8 +77,8 @@ class PageTables:
 
 
 def drafted(forward_batch: Any, drafts: int) -> int:
-    """How many drafted tokens of each request a step verifies, or 0 if it verifies none. The step's
-    lengths do not include these tokens yet.
+    """Returns how many drafted tokens of each request a step verifies, or 0 if the step verifies
+    none. The step's lengths do not include these tokens yet.
 
     ``drafts``: the number of tokens in a draft, which is a chain.
 
@@ -95,8 +95,8 @@ def drafted(forward_batch: Any, drafts: int) -> int:
 
 
 class GraphSteps:
-    """Makes the steps of captured graphs, for decode and for verification. All steps use the same
-    tensors, whose addresses do not change."""
+    """Makes the steps of captured graphs, which decode or verify. All steps use the same tensors,
+    whose addresses do not change."""
 
     def __init__(
         self,
@@ -124,8 +124,8 @@ class GraphSteps:
         self._window_slots = zeros(most_tokens, dtype=torch.int64) if has_window else None
 
     def step(self, model_runner: Any, forward_batch: Any, in_capture: bool) -> Step:
-        """Fills the tensors for a batch in which each request, also one that is padding, has one
-        token or one draft."""
+        """Fills the tensors for a batch in which each request, even a request that is padding, has
+        one token or one draft."""
         requests, more = forward_batch.batch_size, drafted(forward_batch, self._drafts)
         rows = requests * max(1, more)
         added = more or self._earlier
@@ -144,7 +144,8 @@ class GraphSteps:
         )
         if self._window_table is not None and self._window_slots is not None:
             self._window_table[:requests, :pages].copy_(window_table)
-            # Padding, and all rows while a graph is captured, write to the pool's unused slot 0.
+            # Rows that are padding, and all rows while a graph is captured, write to the pool's
+            # unused slot 0.
             self._window_slots[:rows].zero_()
             if not in_capture:
                 slots = window_slots(model_runner, forward_batch)
@@ -157,11 +158,11 @@ class GraphSteps:
 def eager_step(
     tables: PageTables, model_runner: Any, forward_batch: Any, drafts: int, earlier: int = 0
 ) -> Step:
-    """The step of a batch that is not in a captured graph. It consists of prefills, chunks of
-    prefills, decodes or a mix of these, or it verifies drafts of ``drafts`` tokens.
+    """Returns the step of a batch that is not in a captured graph. It consists of prefills, chunks
+    of prefills, decodes or a mix of these, or it verifies drafts of ``drafts`` tokens.
 
-    ``earlier``: in a decode step of a draft model, how many tokens each request has beyond the
-    batch's lengths, this step's token included.
+    ``earlier``: in a decode step of a draft model, how many tokens each request has in addition to
+    the batch's lengths, this step's token included.
     """
     more = drafted(forward_batch, drafts)
     added = more or earlier

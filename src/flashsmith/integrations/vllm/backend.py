@@ -33,8 +33,9 @@ _LARGEST_HEAD, _HEAD_STEP = 512, 8
 
 
 class FlashsmithBackend(CacheLayouts, AttentionBackend):
-    """Prefill, chunked prefill, decode and mixes of them in one ``flashsmith.attention_with_cache``
-    call. Its declarations exclude unsupported features, so that the engine reports the reason."""
+    """Computes prefill, chunked prefill, decode and mixes of these in one
+    ``flashsmith.attention_with_cache`` call. The class's declarations exclude unsupported features,
+    so that the engine reports the reason."""
 
     accept_output_buffer: ClassVar[bool] = True
     supported_kv_cache_dtypes: ClassVar[list[Any]] = SERVED_CACHES
@@ -100,12 +101,12 @@ class FlashsmithBackend(CacheLayouts, AttentionBackend):
 
     @classmethod
     def validate_configuration(cls, **asked: Any) -> list[str]:
-        """The reasons that a configuration is not supported. If the engine has no reasons, there
-        may be one that concerns attention to a step's own keys. Encoders need this attention, and
+        """Returns the reasons why a configuration is not supported. If the engine has none, there
+        may still be one against attention to a step's own keys. Encoders need this attention, and
         so do all layers if the cache is distributed over ranks."""
         reasons: list[str] = super().validate_configuration(**asked)
-        # Older releases do not say here that the cache is distributed. With these, the kernels() of
-        # a layer refuses.
+        # Older releases do not say here that the cache is distributed. In these releases the
+        # kernels() of a layer raises the error.
         over_ranks = asked.get("use_dcp", False)
         if reasons or not (asked["attn_type"] in ENCODERS or over_ranks):
             return reasons
@@ -119,7 +120,7 @@ class FlashsmithBackend(CacheLayouts, AttentionBackend):
 
     @classmethod
     def _device_of(cls, capability: Any) -> DeviceSpec | None:
-        """The spec of a GPU of this capability; None if the capability is unknown or has no
+        """Returns the spec of a GPU of this capability; None if the capability is unknown or has no
         kernels."""
         if capability is None or not cls.supports_compute_capability(capability):
             return None
@@ -127,7 +128,7 @@ class FlashsmithBackend(CacheLayouts, AttentionBackend):
 
 
 class FlashsmithMetadataBuilder(AttentionMetadataBuilder["StepMetadata"]):
-    """Makes a step's metadata from the engine's tensors; neither copies nor waits."""
+    """Makes a step's metadata from the engine's tensors, without a copy and without waiting."""
 
     # Lengths and block tables are read on the device, so one graph serves any batch of its size.
     _cudagraph_support = AttentionCGSupport.ALWAYS
@@ -151,8 +152,8 @@ class FlashsmithMetadataBuilder(AttentionMetadataBuilder["StepMetadata"]):
             impl.attention, impl.writes = alike.attention, alike.writes
         ranks, rank = ranks_of_cache(kv_cache_spec)
         self._local_keys = LocalKeys(vllm_config, ranks, rank, device) if ranks > 1 else None
-        # The steps of a draft model may be replayed with other lengths than those that LocalKeys
-        # counted in build().
+        # The steps of a draft model may be replayed with lengths that differ from those that
+        # LocalKeys counted in build().
         self.supports_draft_decode_metadata_update = ranks == 1
         page = kv_cache_spec.block_size
         keys = -(-model.max_model_len // page) * page

@@ -1,4 +1,4 @@
-"""The element types of an engine's caches, which kv_cache_dtype names."""
+"""Resolves kv_cache_dtype, an engine's name for the element type of its caches."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ _HEAD_STEP = 16
 
 
 def unserved_cache(head_size: int, dtype: Any, kv_cache_dtype: str | None) -> str | None:
-    """Why no kernel serves queries of ``dtype`` over a cache of this head size and element type;
-    None if one does."""
+    """Returns why no kernel serves queries of ``dtype`` over a cache of this head size and element
+    type; None if one does."""
     name = kv_cache_dtype or "auto"
     if name in _EIGHT_BITS:
         if head_size % _HEAD_STEP:
@@ -36,12 +36,12 @@ def unserved_cache(head_size: int, dtype: Any, kv_cache_dtype: str | None) -> st
 
 
 def format_of(kv_cache_dtype: str) -> CacheFormat:
-    """The CacheFormat of a cache of this element type."""
+    """Returns the CacheFormat of a cache of this element type."""
     eight_bits = _EIGHT_BITS.get(kv_cache_dtype)
     return CacheFormat.of_dtype(str(eight_bits).removeprefix("torch."))
 
 
 def in_own_dtype(kv_cache: torch.Tensor, kv_cache_dtype: str) -> torch.Tensor:
-    """The cache as a tensor of its real dtype; the engine stores 8-bit floats as bytes."""
+    """Returns the cache as a tensor of its real dtype; the engine stores 8-bit floats as bytes."""
     eight_bits = _EIGHT_BITS.get(kv_cache_dtype)
     return kv_cache if eight_bits is None else kv_cache.view(eight_bits)

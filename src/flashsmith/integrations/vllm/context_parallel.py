@@ -1,10 +1,11 @@
-"""Attention over a cache whose keys are distributed over ranks (decode context parallelism).
+"""Computes attention over a cache whose keys are distributed over ranks (decode context
+parallelism).
 
 The cache of a rank has every N-th run of a request's keys, and the layers of a rank have a part of
-the query heads. Each rank attends with the query heads of all ranks to its own part of the keys
-from before the step. The engine's collective merges these parts, and returns to each rank the
-outputs for the rank's own heads. These outputs are then merged with attention to the step's own
-keys, which every rank has.
+the query heads. With the query heads of all ranks, each rank attends to its own part of the keys
+from before the step. The engine's collective merges the results for these parts, and returns to
+each rank the outputs for the rank's own heads. These outputs are then merged with attention to the
+step's own keys, which every rank has.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from flashsmith.operations.cache_scales import SCALES
 
 
 class LocalKeys:
-    """Counts the keys from before a step that are in this rank's cache."""
+    """Counts the keys in this rank's cache that are from before a step."""
 
     def __init__(self, config: Any, size: int, rank: int, device: torch.device) -> None:
         self._size, self._rank = size, rank
@@ -34,8 +35,8 @@ class LocalKeys:
         self._counts = torch.zeros(requests, dtype=torch.int32, device=device)
 
     def count(self, step: CommonAttentionMetadata) -> torch.Tensor | None:
-        """The number of such keys of each request, (requests,) int32; None if no rank has any such
-        keys. All ranks must reach the same decision, because each waits for the others."""
+        """Returns the number of such keys of each request, (requests,) int32; None if no rank has
+        any such keys. All ranks must reach the same decision, because each waits for the others."""
         before, requests = step.seq_lens_cpu_upper_bound, step.num_reqs
         if before is not None:
             starts = step.query_start_loc_cpu[: requests + 1]
@@ -59,8 +60,9 @@ def attend_across_ranks(
     step: StepMetadata,
 ) -> None:
     """Computes attention of a step's queries (tokens, heads, d) to the keys of all ranks. ``impl``
-    is the FlashsmithImpl of the layer; ``scales`` are those of its cache, if it has any. The step's
-    own keys are not read from the cache, so that they are those of the model, not rounded ones."""
+    is the FlashsmithImpl of the layer; ``scales`` are the scales of the layer's cache, if it has
+    any. The step's own keys are not read from the cache, so that the keys are exactly the model's,
+    not rounded."""
     if step.local_keys is None:
         impl.attend_directly(query, key, value, output, step)
         return
@@ -84,7 +86,7 @@ def attend_across_ranks(
         **dict(zip(SCALES, scales, strict=False)),
         config=impl.cache_kernels(everyone, k_cache, step, False).config_for(requests, longest),
     )
-    # The collective wants and returns the LSE as (tokens, heads).
+    # The collective takes and returns the LSE as (tokens, heads).
     before, before_lse = impl.combine(
         before, before_lse.transpose(0, 1), get_dcp_group(), return_lse=True
     )
@@ -94,8 +96,9 @@ def attend_across_ranks(
 
 
 def _merge(outputs: list[torch.Tensor], lses: list[torch.Tensor]) -> torch.Tensor:
-    """Merges outputs (tokens, heads, d) by their LSEs (heads, tokens). Heads that are wider than
-    the kernels' are merged in pieces, since each element depends only on its head's LSEs."""
+    """Merges outputs (tokens, heads, d), weighted by their LSEs (heads, tokens). Heads that are too
+    wide for the kernels are merged in pieces, because each element of a merge depends only on its
+    head's LSEs."""
     _, heads, d = outputs[0].shape
     more, piece = merged_sizes(heads, d)
     pieces = [it.reshape(-1, more, piece) for it in outputs]

@@ -36,7 +36,7 @@ Window = tuple[int | None, int | None]
 
 
 def unserved_over_ranks(has_window: bool) -> str:
-    """Why a layer cannot be served over a cache that is distributed over ranks, or ''."""
+    """Returns why a layer cannot be served over a cache that is distributed over ranks, or ''."""
     # A rank holds a different number of a window's keys for each query, even within one request.
     return (
         "a window over a cache that is distributed over ranks is not served" if has_window else ""
@@ -96,7 +96,8 @@ class FlashsmithImpl(AttentionImpl[StepMetadata]):
 
     @property
     def kind(self) -> tuple[Any, ...]:
-        """Layers with the same ``kind``, and tensors of the same layouts, can share launches."""
+        """The properties of a layer that select a launch. Layers of the same ``kind`` can share
+        launches for tensors of the same layouts."""
         return (
             *(self.num_heads, self.num_kv_heads, self.head_size, self.scale, self.softcap),
             *(self.window, self.sinks is not None, self.split, self.bits, self.attn_type),
@@ -108,13 +109,13 @@ class FlashsmithImpl(AttentionImpl[StepMetadata]):
             return
         if self._sinks_fp32 is None:
             self._sinks_fp32 = self.sinks.detach().float()
-        else:  # weights were loaded again, and graphs read the tensor
+        else:  # weights were loaded again; graphs read this tensor
             self._sinks_fp32.copy_(self.sinks)
 
     # --- the cache -------------------------------------------------------------------------------
 
     def caches(self, kv_cache: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        """Views (blocks, tokens of a block, heads, d) of K and V in the engine's cache
+        """Returns views (blocks, tokens of a block, heads, d) of K and V in the engine's cache
         (blocks, heads, tokens of a block, K and V), in any memory order."""
         both = in_own_dtype(kv_cache, self.kv_cache_dtype).transpose(1, 2)
         halves: tuple[torch.Tensor, ...] = both.split(self.head_size, dim=-1)
@@ -161,8 +162,8 @@ class FlashsmithImpl(AttentionImpl[StepMetadata]):
         """Computes attention for a step's queries (tokens, heads, d), and writes the result to
         ``output``.
 
-        Raises NotImplementedError for fused quantisation of the output and for causality by
-        request, which the engine does not use with this backend.
+        Raises NotImplementedError for fused quantisation of the output and for causality that
+        differs between requests; the engine uses neither with this backend.
         """
         if output_scale is not None or output_block_scale is not None:
             raise NotImplementedError(
@@ -200,7 +201,7 @@ class FlashsmithImpl(AttentionImpl[StepMetadata]):
         output: torch.Tensor,
         scales: tuple[torch.Tensor, ...],
     ) -> None:
-        """Computes a step by public calls, which check their arguments."""
+        """Computes a step by calls to public functions, which check their arguments."""
         rows = attn_metadata.num_actual_tokens
         query, output_rows = query[:rows], output[:rows]
         if self.attn_type in ENCODERS:
@@ -225,7 +226,7 @@ class FlashsmithImpl(AttentionImpl[StepMetadata]):
         step: StepMetadata,
         scales: tuple[torch.Tensor, ...],
     ) -> tuple[DecodeTensors, DecodeOptions]:
-        """The tensors and options of a step's call of ``attention_with_cache``."""
+        """Returns the tensors and options for a step's call to ``attention_with_cache``."""
         if not isinstance(step.causal, bool):
             raise NotImplementedError("flashsmith: causality by request is not served")
         k_cache, v_cache = self.caches(kv_cache)
@@ -252,7 +253,7 @@ class FlashsmithImpl(AttentionImpl[StepMetadata]):
     def _find_attention(
         self, layout: tuple[torch.Tensor, ...], step: StepMetadata
     ) -> Launch | None:
-        """The step's launch, or None if the calls of the step must be checked."""
+        """Returns the step's launch, or None if the calls of the step must be checked."""
         if self.attn_type in ENCODERS or step.is_distributed:
             return None
         query, output, kv_cache, *_ = layout
@@ -333,11 +334,12 @@ class FlashsmithImpl(AttentionImpl[StepMetadata]):
         causal: bool,
         ranks: int = 1,
     ) -> list[LayerKernels]:
-        """The layer's kernels for steps over pages of this size, with room for ``keys`` keys.
+        """Returns the layer's kernels for steps over pages of this size, with room for ``keys``
+        keys.
 
         Raises NotImplementedError for an encoder if no kernel on this GPU serves its d. For a cache
-        that is distributed over ``ranks``, it is also raised if there is a window, or a d for which
-        some kernel is missing.
+        that is distributed over ``ranks``, it is also raised if the layer has a window, or if a
+        kernel for the layer's d is missing.
         """
         if self.attn_type in ENCODERS:
             self._check_direct(device, "choose another backend")
@@ -365,7 +367,7 @@ class FlashsmithImpl(AttentionImpl[StepMetadata]):
     def direct_kernels(
         self, dtype: torch.dtype, device: torch.device, causal: bool
     ) -> LayerKernels:
-        """The kernels of attention to a step's own keys."""
+        """Returns the kernels of attention to a step's own keys."""
         problem = direct_problem(
             heads=self.num_heads,
             kv_heads=self.num_kv_heads,
@@ -382,7 +384,8 @@ class FlashsmithImpl(AttentionImpl[StepMetadata]):
     def cache_kernels(
         self, query: torch.Tensor, k_cache: torch.Tensor, step: StepMetadata, causal: bool
     ) -> LayerKernels:
-        """The kernels of attention to a cache, for the query heads of this rank or of all ranks."""
+        """Returns the kernels of attention to a cache, for the query heads of this rank or of all
+        ranks."""
         ranks = query.shape[1] // self.num_heads
         found = self._kernels.get((causal, ranks))
         if found is not None:

@@ -34,13 +34,13 @@ from flashsmith.operations.decode import INVARIANT
 
 
 class FlashsmithLatentBackend(MLACommonBackend):
-    """Its declarations exclude unsupported features, so that the engine reports the reason."""
+    """Declares the supported features; for all others the engine reports the reason."""
 
     supported_dtypes: ClassVar[list[torch.dtype]] = [torch.float16, torch.bfloat16]
     supported_kv_cache_dtypes: ClassVar[list[Any]] = [
         *("auto", "float16", "bfloat16"),
-        # For prompts, the engine reads every cache of 8-bit floats as e4m3, whatever the name of
-        # the cache's type says.
+        # For prompts, the engine reads every cache of 8-bit floats as e4m3, whichever type the
+        # cache's name states.
         *("fp8", "fp8_e4m3"),
     ]
 
@@ -75,7 +75,7 @@ class FlashsmithLatentBackend(MLACommonBackend):
 
 @dataclass
 class LatentDecodeStep(MLACommonDecodeMetadata):
-    """The requests of a step that decode, with the offsets of their tokens."""
+    """Those requests of a step that decode, and the offsets of their tokens."""
 
     query_start_loc: torch.Tensor
     most_queries: int  # of a request
@@ -129,7 +129,7 @@ class FlashsmithLatentBuilder(MLACommonMetadataBuilder[MLACommonMetadata[LatentD
 
 
 class FlashsmithLatentImpl(MLACommonImpl[MLACommonMetadata[LatentDecodeStep]]):
-    """One layer, in which absorbed queries attend to latent rows.
+    """Computes the attention of one layer, in which absorbed queries attend to latent rows.
 
     With decode context parallelism, a rank has some of a request's keys, and the queries of all
     heads. The engine merges the outputs of all ranks, weighted by the LSE.
@@ -153,8 +153,8 @@ class FlashsmithLatentImpl(MLACommonImpl[MLACommonMetadata[LatentDecodeStep]]):
     def kernels(
         self, page: int, dtype: torch.dtype, keys: int, device: torch.device
     ) -> LayerKernels:
-        """The layer's kernels over pages of this size, where a request has room for ``keys`` keys
-        on all ranks together."""
+        """Returns the layer's kernels over pages of this size, where a request has room for
+        ``keys`` keys on all ranks together."""
         found = self._kernels.get((page, dtype))
         if found is None:
             problem = latent_problem(
@@ -177,8 +177,8 @@ class FlashsmithLatentImpl(MLACommonImpl[MLACommonMetadata[LatentDecodeStep]]):
         attn_metadata: MLACommonMetadata[LatentDecodeStep],
         layer: Any,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """The latent outputs of decoding tokens, (tokens, heads, kv_lora_rank), and the LSE,
-        (tokens, heads), if the engine merges the outputs of several ranks."""
+        """Returns the latent outputs of decoding tokens, (tokens, heads, kv_lora_rank), and the
+        LSE, (tokens, heads), if the engine merges the outputs of several ranks."""
         step = attn_metadata.decode
         assert step is not None
         queries = torch.cat(q, dim=-1) if isinstance(q, tuple) else q
@@ -194,7 +194,7 @@ class FlashsmithLatentImpl(MLACommonImpl[MLACommonMetadata[LatentDecodeStep]]):
             cu_seqlens_q=step.query_start_loc,
             max_seqlen_q=step.most_queries,
             scale=self.scale,
-            # The engine divides whole rows by this scale when it writes them.
+            # When the engine writes rows, it divides them, all columns included, by this scale.
             k_scale=layer._k_scale if self.cache_format else None,
             return_lse=self.need_to_return_lse_for_decode,
             config=kernels.config_for(requests, step.most_queries),

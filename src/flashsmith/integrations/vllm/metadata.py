@@ -9,7 +9,7 @@ import torch
 
 @dataclass
 class StepMetadata:
-    """A step's tensors, all of them the engine's.
+    """A step's tensors, all of which belong to the engine.
 
     num_actual_tokens: the number of rows in the step; further rows of the query tensor are padding.
     max_query_len: an upper bound on the rows of one request.
@@ -37,5 +37,5 @@ class StepMetadata:
         self.sizes = self.num_actual_tokens, self.max_query_len, self.causal
 
     def with_block_table(self, block_table: torch.Tensor, slots: torch.Tensor) -> StepMetadata:
-        """A copy of this step for layers that use another cache."""
+        """Returns a copy of this step for layers that use another cache."""
         return replace(self, block_table=block_table, slot_mapping=slots)

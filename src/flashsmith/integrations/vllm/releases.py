@@ -1,4 +1,4 @@
-"""The differences between the supported releases of vLLM, 0.26 to 0.33."""
+"""Hides the differences between the supported releases of vLLM, 0.26 to 0.33."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ _OLDEST, _NEWEST = (0, 26), (0, 33)
 
 
 def register_backend() -> str:
-    """Registers the backends, once per process. Returns '', or why they could not be registered.
+    """Registers the backends, once per process. Returns '', or the reason why they could not be
+    registered.
 
     Releases before 0.32 accept no new names: there the backend is called CUSTOM, unless another
     package has taken that name, and latent attention is not served.
@@ -37,15 +38,15 @@ def register_backend() -> str:
 
 
 def backend_name() -> str:
-    """The name under which the backend is registered, for `--attention-backend`."""
+    """Returns the name under which the backend is registered, for `--attention-backend`."""
     from vllm.v1.attention.backends.registry import AttentionBackendEnum
 
     return NAME if NAME in AttentionBackendEnum.__members__ else "CUSTOM"
 
 
 def unsupported(release: str) -> str:
-    """Why a release of vLLM is not supported, or ''. Development builds of supported releases are
-    tried, and so are builds whose version says nothing."""
+    """Returns why a release of vLLM is not supported, or ''. Development builds of supported
+    releases count as supported, and so do builds whose version is unknown."""
     found = re.match(r"(\d+)\.(\d+)", release)
     minor = (int(found[1]), int(found[2])) if found else _NEWEST
     if _OLDEST <= minor <= _NEWEST or minor == (0, 0) or (minor == (0, 1) and "dev" in release):
@@ -65,11 +66,11 @@ def _installed() -> str:
 
 
 def ranks_of_cache(kv_cache_spec: Any) -> tuple[int, int]:
-    """The number of ranks over which a cache is distributed, and this rank; (1, 0) if it is not
-    distributed."""
+    """Returns the number of ranks over which a cache is distributed, and this rank; (1, 0) if it is
+    not distributed."""
     from vllm.distributed.parallel_state import get_dcp_group
 
-    # Older releases have no such field: there ranks have parts of all caches.
+    # Older releases have no such field: in these, every cache is distributed over the ranks.
     if not getattr(kv_cache_spec, "dcp_sharded", True):
         return 1, 0
     try:
@@ -80,7 +81,8 @@ def ranks_of_cache(kv_cache_spec: Any) -> tuple[int, int]:
 
 
 def dcp_combine() -> Any:
-    """The collective that merges the ranks' outputs and LSEs, as the engine's config selects it."""
+    """Returns the collective that merges the ranks' outputs and LSEs, as the engine's config
+    selects it."""
     from vllm.config import get_current_vllm_config_or_none
 
     try:
@@ -95,8 +97,8 @@ def dcp_combine() -> Any:
 
 
 class CacheLayouts:
-    """The methods by which releases before 0.29 ask a backend for the cache's shape and memory
-    order. Later releases accept any layout from a backend without these methods."""
+    """The methods by which releases before 0.29 query a backend for the cache's shape and memory
+    order. Later releases accept any layout if the backend lacks these methods."""
 
     @staticmethod
     def get_kv_cache_shape(
@@ -106,13 +108,13 @@ class CacheLayouts:
         head_size: int,
         cache_dtype_str: str = "auto",
     ) -> tuple[int, ...]:
-        """(blocks, heads, tokens of a block, K and V)."""
+        """Returns the cache's shape: (blocks, heads, tokens of a block, K and V)."""
         return (num_blocks, num_kv_heads, block_size, 2 * head_size)
 
     @staticmethod
     def get_kv_cache_stride_order(include_num_layers_dimension: bool = False) -> tuple[int, ...]:
-        """The memory order of the dimensions of get_kv_cache_shape(). The layer dimension, if
-        included, comes first in that shape."""
+        """Returns the memory order of the dimensions of get_kv_cache_shape(). The layer dimension,
+        if included, comes first in that shape."""
         from vllm.v1.attention.backends.utils import get_kv_cache_layout
 
         tokens_first = get_kv_cache_layout() == "NHD"

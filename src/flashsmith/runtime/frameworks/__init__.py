@@ -1,4 +1,4 @@
-"""The framework of a tensor: PyTorch, NumPy, CuPy, JAX, or flashsmith itself."""
+"""Finds the framework of a tensor: PyTorch, NumPy, CuPy, JAX, or flashsmith itself."""
 
 from __future__ import annotations
 
@@ -18,12 +18,13 @@ FRAMEWORKS: tuple[type[Framework], ...] = (
 )
 
 _adapters: dict[type[Framework], Framework] = {}
-# Looked up once per type and then cached, because every call needs the framework.
+# The framework of a type is looked up once and then cached, because every call needs it.
 _by_type: dict[type, Framework | None] = {}
 
 
 def framework_of(kind: type) -> Framework | None:
-    """The framework whose tensors have type ``kind``; None if ``kind`` is not a tensor type.
+    """Returns the framework whose tensors have type ``kind``; None if ``kind`` is not a tensor
+    type.
 
     A framework is imported only if the caller already holds one of its tensors.
     """
@@ -37,7 +38,7 @@ def framework_of(kind: type) -> Framework | None:
 
 
 def why_refused(kind: type) -> str | None:
-    """Why objects of type ``kind``, which belong to a framework, are refused; None for
+    """Returns why objects of type ``kind``, which belong to a framework, are refused; None for
     all other types."""
     reasons = (framework.refusal(kind) for framework in FRAMEWORKS)
     return next((reason for reason in reasons if reason is not None), None)

@@ -22,7 +22,8 @@ try:
     _BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
     _FP8 = {name: np.dtype(getattr(ml_dtypes, name)) for name in DTYPES_OF_8BIT}
 except ImportError:
-    # Hub kernels may not require ml_dtypes. Only NumPy and JAX arrays have elements of its types.
+    # Hub kernels may not require ml_dtypes. Only NumPy and JAX arrays have elements of ml_dtypes'
+    # types.
     _BFLOAT16 = np.dtype("V2")
     # No two names may share a dtype.
     _FP8 = {name: np.dtype([(name, "u1")]) for name in DTYPES_OF_8BIT}
@@ -109,13 +110,13 @@ class Framework(ABC):
 
     @classmethod
     def refusal(cls, kind: type) -> str | None:
-        """Why objects of type ``kind`` are refused, if they belong to this framework but
+        """Returns why objects of type ``kind`` are refused, if they belong to this framework but
         are not tensors; None for all other types."""
         return None
 
     @abstractmethod
     def view(self, name: str, tensor: Any) -> TensorView:
-        """The view of argument ``name``, of any dtype; copies nothing.
+        """Returns the view of argument ``name``, of any dtype; copies nothing.
 
         Raises ArgumentError when no kernel could use the tensor.
         """
@@ -124,8 +125,8 @@ class Framework(ABC):
     def allocate(
         self, like: Any, shape: tuple[int, ...], dtype: str | None = None, *, poisoned: bool = False
     ) -> Any:
-        """A new dense tensor on the device of ``like``, with the dtype of ``like`` unless ``dtype``
-        is given.
+        """Returns a new dense tensor on the device of ``like``, with the dtype of ``like`` unless
+        ``dtype`` is given.
 
         It is uninitialised, or filled with NaN when ``poisoned``, which exposes elements that a
         kernel does not write.
@@ -133,15 +134,16 @@ class Framework(ABC):
 
     @abstractmethod
     def address(self, tensor: Any) -> int:
-        """The address of an allocated tensor's first element."""
+        """Returns the address of an allocated tensor's first element."""
 
     @abstractmethod
     def as_numpy(self, tensor: Any) -> np.ndarray:
-        """A NumPy array: a host tensor's own memory, not copied, or a host copy of a GPU tensor."""
+        """Returns a NumPy array: a host tensor's own memory, not copied, or a host copy of a GPU
+        tensor."""
 
     @abstractmethod
     def dense_copy(self, tensor: Any) -> Any:
-        """A row-major copy of a tensor, aligned for kernels."""
+        """Returns a row-major copy of a tensor, aligned for kernels."""
 
     @abstractmethod
     def workspace(self, nbytes: int, device: Device, stream: int) -> Workspace:
@@ -156,15 +158,15 @@ class Framework(ABC):
         return False
 
     def longest_steps(self, vectors: Sequence[Any]) -> list[int]:
-        """For each vector, the largest increase from one element to the next; 0 if it has fewer
-        than two elements. All vectors must be on the same GPU. Waits for that GPU, if possible once
-        for all vectors."""
+        """Returns, for each vector, the largest increase from one element to the next; 0 if it has
+        fewer than two elements. All vectors must be on the same GPU. Waits for that GPU, if
+        possible once for all vectors."""
         steps = (np.diff(self.as_numpy(vector).astype(np.int64)) for vector in vectors)
         return [max(0, int(step.max(initial=0))) for step in steps]
 
     def current_stream(self, ordinal: int) -> int:
-        """The framework's current stream on GPU ``ordinal``. Each call queries that GPU's stream,
-        whichever device is current."""
+        """Returns the framework's current stream on GPU ``ordinal``. Each call queries that GPU's
+        stream, whichever device is current."""
         return 0
 
     def is_capturing(self, ordinal: int) -> bool:
@@ -185,7 +187,7 @@ class RepeatableFramework(Framework):
     is_neg() returns whether memory holds the negated values.
     """
 
-    # Only this exact type, because a derived class may behave differently.
+    # Only tensors of exactly this type, because a derived class may behave differently.
     tensor_type: type[Any]
     # A function equivalent to ``current_stream``, possibly faster.
     stream_of: Callable[[int], int]
@@ -196,8 +198,8 @@ class RepeatableFramework(Framework):
 
     @abstractmethod
     def layout_check(self, tensors: tuple[Any, ...]) -> Callable[..., bool]:
-        """A function that takes the same number of tensors and returns whether they have the types,
-        dtypes, devices, shapes, strides and requires_grad of ``tensors``.
+        """Returns a function that takes the same number of tensors and returns whether they have
+        the types, dtypes, devices, shapes, strides and requires_grad of ``tensors``.
 
         The function also returns False if the same tensor is given twice. If the framework has no
         fast check, it always returns False.
@@ -213,9 +215,9 @@ class RepeatableFramework(Framework):
         strides: tuple[int, ...] | None = None,
         filled: bool = False,
     ) -> Callable[[], Any]:
-        """A function that allocates dense tensors on the device of ``like``, without a reference to
-        ``like``. ``strides`` are in elements; without them the tensors are contiguous. If
-        ``filled``, new memory is filled whenever the framework's settings require it."""
+        """Returns a function that allocates dense tensors on the device of ``like``, without a
+        reference to ``like``. ``strides`` are in elements; without them the tensors are contiguous.
+        If ``filled``, new memory is filled whenever the framework's settings require it."""
 
 
 class HostMemory:
@@ -229,7 +231,7 @@ class HostMemory:
         strides_bytes: tuple[int, ...] | None = None,
         owner: Any = None,
     ) -> None:
-        """Without strides the array is dense."""
+        """If no strides are given, the array is dense."""
         self._owner = owner
         self.__array_interface__ = {
             "version": 3,
@@ -241,8 +243,8 @@ class HostMemory:
 
 
 def host_workspace(nbytes: int) -> Workspace:
-    """A workspace on the host, aligned by this function because host allocators do not guarantee
-    the alignment."""
+    """Returns a workspace on the host, aligned by this function because host allocators do not
+    guarantee the alignment."""
     memory = np.empty(nbytes + WORKSPACE_ALIGNMENT - 1, np.uint8)
     first: int = memory.__array_interface__["data"][0]
     return Workspace(first + -first % WORKSPACE_ALIGNMENT, memory)
@@ -263,7 +265,7 @@ def in_elements(
 
 @lru_cache(maxsize=1024)
 def contiguous_strides(shape: tuple[int, ...]) -> tuple[int, ...]:
-    """Row-major strides of ``shape``, in elements."""
+    """Returns the row-major strides of ``shape``, in elements."""
     strides, step = [], 1
     for size in reversed(shape):
         strides.append(step)

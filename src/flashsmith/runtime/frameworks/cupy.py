@@ -1,4 +1,4 @@
-"""CuPy's arrays: on a GPU, used on CuPy's current stream."""
+"""The adapter for CuPy's arrays, which are on a GPU and are used on CuPy's current stream."""
 
 from __future__ import annotations
 

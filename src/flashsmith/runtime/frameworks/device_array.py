@@ -54,7 +54,7 @@ class DeviceArray:
 
     @classmethod
     def empty(cls, shape: tuple[int, ...], dtype: np.dtype, ordinal: int = 0) -> DeviceArray:
-        """Uninitialised memory. Raises LaunchError when the GPU has too little."""
+        """Allocates uninitialised memory. Raises LaunchError when the GPU has too little memory."""
         address = ctypes.c_uint64()
         size = max(1, math.prod(shape) * dtype.itemsize)
         with driver.current_gpu(ordinal):
@@ -63,7 +63,7 @@ class DeviceArray:
 
     @classmethod
     def from_host(cls, array: np.ndarray, ordinal: int = 0) -> DeviceArray:
-        """A copy of ``array`` on the GPU."""
+        """Returns a copy of ``array`` on the GPU."""
         dense = np.ascontiguousarray(array)
         copy = cls.empty(dense.shape, dense.dtype, ordinal)
         with driver.current_gpu(ordinal):
@@ -76,7 +76,7 @@ class DeviceArray:
         return copy
 
     def to_host(self) -> np.ndarray:
-        """A copy on the host, made after all work on the default stream has finished.
+        """Returns a copy on the host, made after all work on the default stream has finished.
 
         Raises LaunchError with CUDA's message when an earlier kernel failed.
         """
@@ -153,8 +153,8 @@ def _free_in_order(ordinal: int, address: int, stream: int) -> None:
 
 
 def stream_ordered_workspace(nbytes: int, device: Device, stream: int) -> Workspace:
-    """A workspace from the driver's own pool or, while ``stream`` is capturing, from the graph's
-    pool.
+    """Returns a workspace from the driver's own pool or, while ``stream`` is capturing, from the
+    graph's pool.
 
     Raises LaunchError when there is not enough memory.
     """

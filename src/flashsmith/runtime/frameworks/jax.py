@@ -1,4 +1,5 @@
-"""JAX's arrays: on a GPU or the host, used on the default stream."""
+"""The adapter for JAX's arrays, which are on a GPU or the host and are used on the default
+stream."""
 
 from __future__ import annotations
 

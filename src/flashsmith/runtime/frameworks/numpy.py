@@ -1,4 +1,4 @@
-"""NumPy's arrays on the host."""
+"""The adapter for NumPy's arrays, which are on the host."""
 
 from __future__ import annotations
 

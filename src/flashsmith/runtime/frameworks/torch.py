@@ -1,4 +1,5 @@
-"""PyTorch's tensors: on a GPU or the host, used on PyTorch's current stream."""
+"""The adapter for PyTorch's tensors, which are on a GPU or the host and are used on PyTorch's
+current stream."""
 
 from __future__ import annotations
 
@@ -25,7 +26,7 @@ from flashsmith.runtime.frameworks.base import (
 from flashsmith.semantics.cache_format import DTYPES_OF_8BIT
 
 _WITHOUT_NUMPY = ("bfloat16", *DTYPES_OF_8BIT)
-# Twice as fast as a NamedTuple's constructor; every launch creates several.
+# This is twice as fast as a NamedTuple's constructor, and every launch creates several views.
 _new_tuple = tuple.__new__
 
 
@@ -98,7 +99,8 @@ class TorchTensors(RepeatableFramework):
         )
 
     def device_of(self, name: str, device: Any) -> Device:
-        """The Device of a torch.device. Raises ArgumentError unless it is the host or a GPU."""
+        """Returns the Device of a torch.device. Raises ArgumentError unless it is the host or a
+        GPU."""
         kind = device.type
         if kind == "cpu":
             return HOST
@@ -114,7 +116,7 @@ class TorchTensors(RepeatableFramework):
         if poisoned:
             return torch.full(shape, math.nan, dtype=own, device=like.device)
         if dtype is None and shape == like.shape:
-            # Takes half the time of empty().
+            # This call takes half the time of empty().
             return torch.empty_like(like, memory_format=torch.contiguous_format)
         return torch.empty(shape, dtype=own, device=like.device)
 
@@ -195,7 +197,7 @@ class TorchTensors(RepeatableFramework):
             return partial(directly, shape, strides, own)
         current = self._torch._C._cuda_getDevice
 
-        # ``directly`` allocates only on the current device.
+        # The function ``directly`` can allocate only on the current device.
         def allocate_there() -> Any:
             return directly(shape, strides, own) if current() == device.index else allocate()
 
@@ -203,8 +205,8 @@ class TorchTensors(RepeatableFramework):
 
 
 def no_memory_of_its_own(kind: type) -> str | None:
-    """Why tensors of this class are refused, if it is one whose tensors have no memory
-    of their own; None for other classes."""
+    """Returns why tensors of this class are refused, if its tensors have no memory of their own;
+    None for other classes."""
     if kind.__name__ == "DTensor":
         return (
             "is a DTensor, whose memory is that of its local tensors; call within "
@@ -215,7 +217,8 @@ def no_memory_of_its_own(kind: type) -> str | None:
 
 
 def _cuda_is_initialised() -> bool:
-    # Done only if torch.cuda is already fully imported, because a fork must not import anything.
+    # This is done only if torch.cuda is already fully imported, because a fork must not import
+    # anything.
     is_initialized = getattr(sys.modules.get("torch.cuda"), "is_initialized", None)
     return is_initialized is not None and is_initialized()
 
