@@ -28,10 +28,11 @@ _MOST_COLUMNS, _SHORTEST = 256, 32
 
 
 def canonical_tile(d: int, arch: int, d_v: int = 0) -> int:
-    """The number of keys in a tile of the canonical order. It depends on the call's head dimension
-    d, on the architecture (90 for 9.0) and on the head dimension of v (0: the same as d).
+    """The number of keys in a tile of the canonical order. This number depends on the call's head
+    dimension d, on the architecture (90 for 9.0) and on the head dimension of v (0: the same as d).
 
-    If the widths of q and v differ, it also depends on the narrower width, as in the kernels.
+    If the widths of q and v differ, the number also depends on the narrower width, as in the
+    kernels.
     """
     if max(d, d_v) > _MOST_COLUMNS:
         return _SHORTEST

@@ -150,8 +150,7 @@ def proof_configs(dtype: DType, d: HeadDims) -> tuple[KernelConfig, ...]:
     )
 
 
-# --- candidates when there are no measurements
-# ----------------------------------------------------------
+# --- candidates when there are no measurements -------------------------------------------------
 
 # The shapes in order of preference. A later shape is chosen only if it is sufficiently faster than
 # the ones before it, because its kernel may have to be built first. A shape is (B_r, B_c, n_warps).

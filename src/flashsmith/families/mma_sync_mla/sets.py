@@ -53,8 +53,8 @@ def over_cache(
 def proof_configs(
     dtype: DType, widths: HeadDims, device: DeviceSpec
 ) -> list[MmaSyncMlaKernelConfig]:
-    """Returns the candidates and one more config, which rescales at once, splits short sequences
-    and has larger blocks."""
+    """The configs that proofs check: the candidates, and one more config, which rescales at once,
+    splits short sequences and has larger blocks."""
     found = candidates(dtype, widths, device)
     changes = {"B_c": 64, "stages": 2, "min_keys": 128, "most_parts": 4, "lazy_rescale": False}
     return [*found, *(cfg.with_knobs(**changes) for cfg in found[:1])]
