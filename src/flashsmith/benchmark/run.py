@@ -32,7 +32,7 @@ from flashsmith.runtime.target import Target
 from flashsmith.verify import Verdict, prove, reference_of
 from flashsmith.verify.attention_semantics import Window
 
-# For estimates: enabling the emulator's checks multiplies the time by this factor.
+# For estimates: the factor by which the checks of the emulator multiply the time.
 _CHECKS_COST = 2.2
 # For estimates: the seconds that the two references together take on one core, per score and
 # column.
@@ -41,8 +41,8 @@ _REFERENCE_SECONDS = 0.8e-9
 
 @dataclass(frozen=True)
 class Options:
-    """The values that the semantics of a task do not determine. None means the typical value, which
-    Problem provides.
+    """The values that the semantics of a task do not determine. None stands for the typical value,
+    which Problem provides.
 
     `checks`: whether to enable all checks of the emulator. `seed` determines the inputs and the
     lengths of packed sequences.
@@ -151,7 +151,7 @@ class Report:
 
     @property
     def meaning(self) -> str:
-        """What was computed, as options of forward(): masks, caps, lengths, sinks."""
+        """The computation as options of forward(): masks, caps, lengths, sinks."""
         problem = self.rows[0].proven
         return reference_of(problem.computed).meaning(problem, self.options.of(problem))
 
@@ -239,7 +239,7 @@ def _not_computed(task: Task, skipped: Mapping[KernelConfig, str]) -> ArgumentEr
 
 
 def _estimates(jobs: Sequence[_Job]) -> list[float]:
-    """The seconds that each kernel is expected to take.
+    """Returns the seconds that each kernel is expected to take.
 
     The estimate for the first kernel of a problem includes the time of the references.
     """
@@ -349,7 +349,7 @@ def _times(
 
 @dataclass(frozen=True)
 class _Job:
-    """What is needed to run one kernel."""
+    """Everything that is needed to run one kernel."""
 
     config: KernelConfig
     target: Target
@@ -382,7 +382,7 @@ class _Job:
     ) -> Verdict | None:
         """Returns the verdict, or None if the kernel did not finish.
 
-        Appends what is wrong to `problems`.
+        Appends descriptions of what is wrong to `problems`.
         """
         try:
             verdict = prove(

@@ -125,7 +125,7 @@ def _varied(nearest: list[tuple[Changes, AnyConfig]]) -> list[tuple[Changes, Any
 
 
 def check_legal(cfg: KernelConfig, device: DeviceSpec | None = None) -> None:
-    """Raises an error unless a kernel can be built for `cfg`.
+    """Raises IllegalConfigError unless a kernel can be built for `cfg`.
 
     If `device` is None, the default device of the family is used.
 

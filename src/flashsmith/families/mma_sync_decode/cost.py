@@ -20,9 +20,9 @@ from flashsmith.families.warpgroups import WARPGROUP_ROWS
 from flashsmith.operations.problem import Problem
 from flashsmith.semantics.dtype import DType
 
-# Cycles from a load to the arrival of its data while all SMs read; cycles that a launch in a graph
-# takes; and cycles that a CTA takes before and after its part. Then it reads lengths and queries,
-# and merges the states of its warps.
+# Cycles from a load to the arrival of its data while all SMs read, and cycles that a launch in a
+# graph takes. The last value is the number of cycles that a CTA takes before and after its part, to
+# read lengths and queries and to merge the states of its warps.
 _LATENCY, _LAUNCH, _PART = 1600.0, 2400.0, 2500.0
 # Numbers of instructions of a warp: per MMA m16n8k16 (including its fragments and copies), per
 # score of a lane, and per step.
