@@ -187,10 +187,9 @@ def run_kernels(
     """Builds, runs and checks every config that can compute the task; on a GPU, also times it.
 
     `task` defines the problem on which kernels are checked. Instructions and conflicts are always
-    counted in the
-    emulator: on the task itself or, if there is a GPU, on EMULATED with the same semantics. A
-    kernel that is wrong or does not finish gets a row in the report and raises no exception.
-    `write` is called with each measurement as soon as it is complete.
+    counted in the emulator: on the task itself or, if there is a GPU, on EMULATED with the same
+    semantics. A kernel that is wrong or does not finish gets a row in the report and raises no
+    exception. `write` is called with each measurement as soon as it is complete.
 
     Raises ArgumentError if no config can compute the task, or if the lengths of the task need a
     kernel with other semantics. Raises IllegalConfigError, any error of building, and LaunchError

@@ -10,8 +10,7 @@ The namespace ``flashsmith_kernels`` has no code, so importing it runs nothing. 
 only if it was made for the installed version of flashsmith, its sources, this machine's type of
 processor and the ABI of the installed tvm-ffi. Otherwise, a warning says why it is not used, and
 kernels are compiled as usual. The checksum of each file is verified before the file is used. The
-owners of files are not
-checked: a user who can write there can also change Python's own modules.
+owners of files are not checked: a user who can write there can also change Python's own modules.
 """
 
 from __future__ import annotations
