@@ -1,4 +1,4 @@
-"""`flashsmith bench`: times flashsmith's kernels and other libraries' attention on the same
+"""`flashsmith bench`: times flashsmith's kernels and the attention of other libraries on the same
 problems.
 
 All implementations that are compared on a problem get the same tensors. Every output is checked,
@@ -64,13 +64,13 @@ from flashsmith.verify import Comparison
 
 
 def select_implementations(kernels: str | None) -> tuple[tuple[KernelConfig, ...], bool]:
-    """The configs that ``kernels`` selects, and whether attention() is measured.
+    """Returns the configs that ``kernels`` selects, and whether attention() is measured.
 
     If ``kernels`` is None, the environment variable KERNELS applies. The word 'ours' selects
     attention(); it may be combined with other words. Without any selection, attention() is
     measured.
 
-    Raises SelectionError for an unknown key.
+    Raises SelectionError if a key is unknown.
     """
     text = env.KERNELS.raw() if kernels is None else kernels
     if text is None:
@@ -85,7 +85,8 @@ def select_implementations(kernels: str | None) -> tuple[tuple[KernelConfig, ...
 
 @dataclass(frozen=True)
 class BenchEntry:
-    """An implementation of flashsmith to measure on a problem, before the tensors exist.
+    """An implementation of flashsmith that is to be measured on a problem, before its tensors
+    exist.
 
     ``config`` is None if no kernel can be chosen; ``note`` then gives the reason. ``attention``:
     whether the public function is measured, which chooses ``config`` itself: attention(), or
@@ -100,7 +101,8 @@ class BenchEntry:
     note: str = ""
 
     def implementation(self, workload: AnyWorkload) -> KernelImplementation:
-        """The implementation with a workload's tensors; ``config`` must not be None."""
+        """Returns the implementation with the tensors of a workload; ``config`` must not be
+        None."""
         assert self.config is not None
         if isinstance(workload, BackwardWorkload):
             if workload.has_autograd:
@@ -154,8 +156,8 @@ class BenchPlan:
         yield from (BenchEntry(str(cfg), cfg) for cfg in self.configs if serves(cfg, problem))
 
     def uses(self, device: DeviceSpec) -> Iterator[KernelUse]:
-        """The kernels to build, with their problems. A backward problem also needs the forward
-        kernel that computes its o and lse."""
+        """Yields the kernels to build, with their problems. A backward problem also needs the
+        forward kernel that computes its o and lse."""
         for problem in self.problems:
             for entry in self.entries(problem, device):
                 if entry.config is not None:
@@ -171,15 +173,16 @@ class BenchPlan:
 
 
 def _choosers(problem: Problem) -> dict[str, Callable[[Problem, DeviceSpec], KernelConfig]]:
-    """The public functions that compute a problem: maps the name of each to the function that
-    chooses its kernel."""
+    """Returns the names of the public functions that compute a problem; each maps to the function
+    that chooses the kernel."""
     if problem.computed.has_pages:
         return {OURS: CHOOSERS["invariant"], OURS_FREE: CHOOSERS["free"]}
     return {OURS: choose_config} if problem.operation in (DEFAULT, BACKWARD.name) else {}
 
 
 def serves(cfg: KernelConfig, problem: Problem) -> bool:
-    """Whether a kernel has the problem's operation, gradients, dtype and head dimension."""
+    """Whether the kernel of a config is for the problem's operation, gradients, dtype and head
+    dimension."""
     if cfg.family.operation != problem.operation or cfg.dtype != problem.dtype:
         return False
     if not serves_gradients(cfg, problem):
@@ -221,7 +224,7 @@ def run_bench(
 
     Kernels that are wrong or cannot run, and peers that are absent, get rows too.
 
-    Raises ArgumentError for a plan without implementations, LaunchError if a kernel has left the
+    Raises ArgumentError if the plan has no implementations, LaunchError if a kernel has left the
     GPU unusable to this process, and any error of building.
     """
     plan.check()
@@ -251,7 +254,8 @@ def run_bench(
 
 
 def summary(problem: Problem, rows: Sequence[Measurement]) -> str:
-    """One line that summarises a problem's rows, the fastest implementation first."""
+    """Returns one line that summarises the rows of a problem, with the fastest implementation
+    first."""
     timed = sorted((row for row in rows if row.tflops), key=lambda row: -(row.tflops or 0))
     said = [
         f"{row.implementation} {row.tb_per_s:.2f} TB/s"
@@ -274,8 +278,8 @@ class _Point:
     bench: BenchState
     problem: Problem
     rows: list[Measurement] = field(default_factory=list)
-    # The errors of flashsmith's first correct implementation, with which the errors of peers are
-    # compared.
+    # The comparison of flashsmith's first correct implementation; the errors of peers are compared
+    # with its errors.
     ours: Comparison | None = None
 
     @property
@@ -325,7 +329,8 @@ class _Point:
     def _replays(
         self, right: Sequence[Implementation], makers: _Makers, workload: AnyWorkload
     ) -> list[Implementation]:
-        """Captures the calls of each implementation in a CUDA graph.
+        """Captures the calls of each implementation in a CUDA graph, and returns the
+        implementations that can be timed.
 
         The calls rotate through several sets of tensors (the tensors of ``workload``, and further
         sets), which all implementations share.
@@ -418,8 +423,8 @@ class _Point:
         return made if proof.verdict == "pass" else None
 
     def _check(self, workload: AnyWorkload, output: Any, *, is_peer: bool) -> Comparison:
-        """The verdict on an output. A peer's error is compared with the error of flashsmith's
-        output, provided that flashsmith's output is correct."""
+        """Checks an output. The error of a peer is compared with the error of flashsmith's output
+        if flashsmith's output is correct."""
         if is_peer and self.ours is not None:
             return workload.check(output, ours=self.ours)
         return workload.check(output)

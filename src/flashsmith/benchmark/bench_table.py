@@ -1,5 +1,5 @@
-"""The table of `flashsmith bench`: each problem's implementations, sorted by speed, with their
-speed relative to FA2 and to the best peer."""
+"""The table of `flashsmith bench`: for each problem, the implementations, sorted by speed, and
+their speed relative to FA2 and to the best peer."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def _caches(rows: Sequence[Measurement]) -> list[str]:
 
 
 def flop_formula(rows: Sequence[Measurement]) -> str:
-    """The formula by which FLOP are counted without a mask, such as '4 b h s_q s_k d'.
+    """Returns the formula by which FLOP are counted without a mask, such as '4 b h s_q s_k d'.
 
     The factor is 10 for all gradients, 6 for dq alone and 8 for dk and dv alone.
     """
@@ -106,7 +106,7 @@ def sort_rows(rows: Sequence[Measurement]) -> list[Measurement]:
 
 
 def shares(rows: Sequence[Measurement]) -> list[tuple[float | None, float | None]]:
-    """For each row of one problem, its speed relative to FA2 and to the best peer."""
+    """Returns, for each row of one problem, its speed relative to FA2 and to the best peer."""
     peers = [row.tflops for row in rows if row.kind == "peer" and row.tflops]
     best = max(peers, default=None)
     fa2 = next((row.tflops for row in rows if row.implementation == BASELINE), None)

@@ -1,4 +1,5 @@
-"""cuDNN through its Python frontend as a peer: forward, gradients and over a cache.
+"""cuDNN as a peer, through its Python frontend: the forward pass, gradients, and attention over a
+cache.
 
 The frontend chooses between cuDNN's engines and kernels of its own.
 """
@@ -21,7 +22,7 @@ from flashsmith.benchmark.peer import (
 from flashsmith.benchmark.workload import BackwardWorkload, Workload
 from flashsmith.families import Problem
 
-# The graphs that were built, by _Graph._signature().
+# The graphs that were built, keyed by _Graph._signature().
 _BUILT: dict[tuple[Any, ...], Any] = {}
 
 
@@ -56,7 +57,7 @@ class CudnnPeer:
 
 @dataclass(frozen=True)
 class CudnnGradientPeer:
-    """cuDNN's gradients. The forward pass, which is CudnnPeer's, runs once before the timing."""
+    """cuDNN's gradients. The forward pass of CudnnPeer runs once, before the timing."""
 
     name: str = "cudnn_frontend"
 
@@ -211,8 +212,8 @@ class _Graph:
 
 
 def _options(problem: Problem) -> dict[str, Any]:
-    """The keywords for the scale and the mask; if the lengths of q and k differ, masks are aligned
-    to the bottom right."""
+    """Returns the keywords for the scale and the mask. If the lengths of q and k differ, masks are
+    aligned to the bottom right."""
     options: dict[str, Any] = {"attn_scale": problem.d**-0.5}
     mask = problem.semantics.key_mask
     if not mask.hides or (mask.is_triangular and problem.seq_q == 1):

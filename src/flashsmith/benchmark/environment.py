@@ -1,6 +1,6 @@
 """Environment: the machine and the software with which something was measured.
 
-Telemetry: a GPU's SM clock and power while something runs.
+Telemetry: the SM clock and the power of a GPU while something runs.
 
 NVML is only read, never used to change settings.
 """
@@ -77,7 +77,8 @@ class Environment:
 
 
 def _driver_version() -> str:
-    """The driver's version from NVML; without NVML, from the kernel module's file."""
+    """Returns the version of the driver, from NVML or, without NVML, from a file of the kernel
+    module."""
     try:
         import pynvml
 
@@ -100,7 +101,8 @@ def _cuda_version() -> str:
 
 
 def _torch_version() -> str:
-    """PyTorch's version: the loaded module's, with its CUDA version, or else the package's."""
+    """Returns the version of PyTorch: that of the module, which names the CUDA version, if the
+    module is loaded, or else that of the package."""
     loaded = sys.modules.get("torch")
     if loaded is not None:
         return str(loaded.__version__)
@@ -131,8 +133,8 @@ def _revision() -> str:
 
 @dataclass
 class Reading:
-    """The readings so far. The properties are the medians of the readings, or None without
-    readings."""
+    """The readings so far. Each property is the median of its readings, or None if there are
+    none."""
 
     clocks: list[float] = field(default_factory=list)
     powers: list[float] = field(default_factory=list)

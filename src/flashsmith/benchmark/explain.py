@@ -1,5 +1,5 @@
-"""`flashsmith explain`: facts about one config, known before its kernel is built, from the build,
-and from a small run."""
+"""`flashsmith explain`: facts about one config, some of which are known before its kernel is built,
+and others from the build and from a small run."""
 
 from __future__ import annotations
 
@@ -164,13 +164,13 @@ def _nearest(cfg: KernelConfig, device: DeviceSpec) -> tuple[KernelConfig, ...]:
     return () if is_legal(cfg, device) else tuple(nearest_legal(cfg, device))
 
 
-# The least number of rows of the small problem for a kernel that has no loop over keys.
+# The minimum number of rows of the small problem, for a kernel that has no loop over keys.
 _ROWS = 128
 _BEFORE = ("config", "target", "rules", "nearest", "knobs", "smem", "intensity", "order")
 
 
 def knob_effects(cfg: KernelConfig) -> tuple[KnobEffect, ...]:
-    """What each field of `cfg` does, in the order of the fields."""
+    """Returns the effect of each field of `cfg`, in the order of the fields."""
     effects = []
     for knob in fields(cfg):
         declared, value = knob.metadata, getattr(cfg, knob.name)

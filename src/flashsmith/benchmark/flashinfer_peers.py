@@ -1,6 +1,6 @@
 """FlashInfer as a peer: its prefill, and its decode attention over pages.
 
-FlashInfer compiles a kernel when a call to it is first planned; this can take minutes.
+FlashInfer compiles a kernel when the first call to the kernel is planned; this can take minutes.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from flashsmith.errors import ArgumentError
 from flashsmith.families import Problem
 from flashsmith.operations import DECODE
 
-# This is twice the size that FlashInfer's documentation recommends.
+# The size of FlashInfer's scratch memory: twice the size that its documentation recommends.
 _WORKSPACE_BYTES = 256 << 20
 # The page sizes for which FlashInfer has XQA kernels.
 _XQA_PAGES = (16, 32, 64, 128)
-# XQA kernels read a dense cache as pages of this many keys.
+# The number of keys in the pages as which XQA kernels read a dense cache.
 _XQA_PAGE = 64
 _XQA = "xqa_batch_decode_with_kv_cache"
 
@@ -158,8 +158,8 @@ class FlashInferXqaPeer:
             pages = p.seq_k // _XQA_PAGE
             table = _whole(range(p.batch * pages), w.q.device).view(p.batch, pages)
             caches = tuple(it.view(-1, _XQA_PAGE, p.heads_k, p.d) for it in caches)
-        # The default of this keyword would be the scale 1. XQA names its scales after the two
-        # GEMMs, and this is the first one's.
+        # The default of bmm1_scale would be 1. XQA names its scales after the two GEMMs; this scale
+        # is that of the first GEMM.
         options = {"bmm1_scale": p.d**-0.5, "kv_layout": "NHD"}
         if p.window is not None:
             options["window_left"] = p.window[0]
@@ -185,7 +185,7 @@ def _decode_absence(problem: Problem) -> str | None:
 
 
 def _options(problem: Problem, q: Any, k: Any) -> dict[str, Any]:
-    """The keywords of a plan: dtypes, the window and the softcap."""
+    """Returns the keywords of a plan, for the dtypes, the window and the softcap."""
     options: dict[str, Any] = {"q_data_type": q.dtype, "kv_data_type": k.dtype}
     if problem.window is not None:
         options["window_left"] = problem.window[0]
@@ -195,7 +195,7 @@ def _options(problem: Problem, q: Any, k: Any) -> dict[str, Any]:
 
 
 def _check_keywords(function: Callable[..., Any], options: Mapping[str, Any]) -> None:
-    """Raises ArgumentError if a function does not have one of these keywords."""
+    """Raises ArgumentError if a function lacks one of these keywords."""
     known = inspect.signature(function).parameters
     if any(it.kind is inspect.Parameter.VAR_KEYWORD for it in known.values()):
         return  # It refuses unknown keywords itself.

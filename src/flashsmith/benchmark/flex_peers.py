@@ -1,4 +1,4 @@
-"""FlexAttention as a peer: forward, gradients and over a dense cache."""
+"""FlexAttention as a peer: the forward pass, gradients, and attention over a dense cache."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from flashsmith.benchmark.peer import (
 from flashsmith.families import Problem
 from flashsmith.semantics import UNLIMITED
 
-# With the backend FLASH, FlexAttention generates functions for the kernels of this module.
+# The module for whose kernels FlexAttention generates functions with the backend FLASH.
 _FLASH_KERNELS = "flash_attn.cute"
 
 
@@ -47,7 +47,7 @@ class FlexPeer:
         return self._backend_absence() if self.backend else None
 
     def _backend_absence(self) -> str | None:
-        """Why FlexAttention cannot use the backend; None if it can."""
+        """Returns the reason why FlexAttention cannot use the backend; None if it can."""
         from torch.nn.attention import flex_attention
 
         # Older versions of PyTorch do not support the option and pass it on to Triton's kernels,
@@ -101,8 +101,8 @@ def _functions(problem: Problem, device: Any) -> tuple[Any, Callable[..., Any] |
 
 
 def _visible(problem: Problem) -> Callable[..., Any] | None:
-    """The mask as FlexAttention's function, aligned to the bottom right; None if all keys are
-    visible."""
+    """Returns the mask as a function for FlexAttention, aligned to the bottom right; None if all
+    keys are visible."""
     mask, offset = problem.semantics.key_mask, problem.seq_k - problem.seq_q
     if not mask.hides:
         return None
@@ -116,7 +116,8 @@ def _visible(problem: Problem) -> Callable[..., Any] | None:
 
 
 def _changed(problem: Problem) -> Callable[..., Any] | None:
-    """FlexAttention's function that changes scores; None if scores do not change."""
+    """Returns the function with which FlexAttention changes scores; None if scores do not
+    change."""
     score, numbers = problem.semantics.score, problem.numbers
     if score.is_plain:
         return None

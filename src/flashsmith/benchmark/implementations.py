@@ -1,5 +1,5 @@
-"""The implementations that can be timed: attention(), attention_with_cache(), flashsmith's kernels
-by config, and peers."""
+"""The implementations that can be timed: attention(), attention_with_cache(), the kernels of
+flashsmith, each selected by its config, and peers."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from flashsmith.chooser import attention, attention_with_cache
 from flashsmith.families import KernelConfig
 
 OURS = "ours"
-# attention_with_cache(split='free').
+# The name of attention_with_cache(split='free').
 OURS_FREE = "ours_free"
 
 
@@ -41,7 +41,8 @@ class ProvableImplementation(Implementation, Protocol):
 
 @dataclass(frozen=True)
 class KernelImplementation:
-    """A kernel of flashsmith with the tensors of one workload; it writes the workload's output.
+    """A kernel of flashsmith with the tensors of one workload. It writes the output tensor of the
+    workload.
 
     ``note`` names the function that calls the kernel if it is neither attention() nor forward().
     """
@@ -62,7 +63,7 @@ class KernelImplementation:
         return self.result(self.call())
 
     def result(self, returned: Any) -> Any:
-        """The workload's output; ``returned`` is ignored."""
+        """Returns the output tensor of the workload; ``returned`` is ignored."""
         return self.workload.output
 
 
@@ -72,7 +73,7 @@ class GradientImplementation(KernelImplementation):
     their memory."""
 
     def output(self) -> dict[str, Any]:
-        """The gradients by name, from memory that is filled with NaN when it is allocated."""
+        """Returns the gradients by name. Their memory is filled with NaN when it is allocated."""
         with _empty_memory_is_nan():
             return self.result(self.call())
 
@@ -83,7 +84,8 @@ class GradientImplementation(KernelImplementation):
 
 
 def kernel_implementation(config: KernelConfig, workload: AnyWorkload) -> KernelImplementation:
-    """A direct call to the kernel that ``config`` names, with all its launches."""
+    """Returns the implementation that directly calls the kernel of ``config``, with all launches of
+    the call."""
     prepared = isinstance(workload, (BackwardWorkload, DecodeWorkload))
     note = "prepared call" if prepared else ""
     return KernelImplementation(str(config), config, workload, workload.call(config), note)
@@ -92,8 +94,8 @@ def kernel_implementation(config: KernelConfig, workload: AnyWorkload) -> Kernel
 def attention_implementation(
     config: KernelConfig, workload: Any, name: str = OURS
 ) -> KernelImplementation:
-    """An implementation that calls attention() or attention_with_cache(), which choose a kernel at
-    each call.
+    """Returns the implementation that calls attention() or attention_with_cache(), which choose a
+    kernel at each call.
 
     ``config`` is the config that the function chooses. The name OURS_FREE stands for split='free'.
 
@@ -114,8 +116,8 @@ def attention_implementation(
 def gradient_implementation(
     name: str, config: KernelConfig, workload: BackwardWorkload, backward_config: Any = None
 ) -> GradientImplementation:
-    """The gradients of `flashsmith.attention` on PyTorch tensors, computed by autograd as for
-    peers.
+    """Returns the implementation that computes the gradients of `flashsmith.attention` on PyTorch
+    tensors by autograd, as peers do.
 
     If ``backward_config`` is None, the call chooses the backward kernel itself. ``config`` is the
     config of the backward kernel in either case.
@@ -132,7 +134,8 @@ def captured(
     memory: TensorMemory,
     least: int | None = None,
 ) -> tuple[Replay, Any]:
-    """Captures an implementation's calls on several sets of tensors in a graph, by Replay.of().
+    """Captures the calls of an implementation on several sets of tensors in a graph, by
+    Replay.of().
 
     Returns the graph and the output of one replay.
 

@@ -1,4 +1,4 @@
-"""KernelFacts: a kernel's costs and executed instructions, computed here for all commands."""
+"""KernelFacts: the costs and the executed instructions of a kernel, as all commands show them."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ KernelUse = tuple[KernelConfig, Problem]
 
 @dataclass(frozen=True)
 class KernelFacts:
-    """The costs of a kernel according to the compiler, and its counts according to the emulator.
+    """The costs of a kernel, from the report of the compiler, and its counts, from the emulator.
 
     registers, spill_store_bytes, spill_load_bytes: per thread. If a config has several kernels,
     this is the maximum over them.
@@ -52,7 +52,8 @@ class KernelFacts:
         emulation: EmulationResult | None = None,
         conflicts: BankConflicts | None = None,
     ) -> KernelFacts:
-        """The facts of a built kernel on a device; ``emulation`` adds the emulator's counts."""
+        """Returns the facts about a built kernel on a device; ``emulation`` adds the counts of the
+        emulator."""
         cfg, spilling = entry.config, entry.most_spilling
         return cls(
             registers=entry.most_registers,
@@ -107,7 +108,7 @@ def static_mix(ptx: str, entry: str) -> dict[str, int]:
 
 @dataclass(frozen=True)
 class Occupancy:
-    """How many CTAs each resource allows on one SM; the smallest of these numbers is the
+    """The numbers of CTAs that the resources of one SM allow; the smallest number is the
     occupancy."""
 
     ctas_per_sm: int
@@ -117,7 +118,8 @@ class Occupancy:
 
 
 def occupancy(cfg: KernelConfig, device: DeviceSpec, registers: int) -> Occupancy:
-    """How many CTAs of a kernel with `registers` per thread fit on one SM, by resource."""
+    """Returns how many CTAs of a kernel fit on one SM, for each resource, if each thread has
+    `registers` registers."""
     limits = cfg.cta_limits(
         device.max_smem_per_sm,
         registers,
@@ -162,7 +164,7 @@ class BuiltKernels:
                 self._libraries[semantics].append(built)
 
     def illegality(self, config: KernelConfig) -> str | None:
-        """Why the config is illegal on this device; None if it is legal."""
+        """Returns the reason why the config is illegal on this device; None if it is legal."""
         try:
             check_legal(config, self.device)
         except IllegalConfigError as error:

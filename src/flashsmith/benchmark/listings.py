@@ -1,4 +1,4 @@
-"""Tables of config sets, kernel libraries and the cache.
+"""Prints tables of config sets, of kernel libraries and of the cache.
 
 The facts are dictionaries that can be written as JSON; the tables show a part of them.
 """
@@ -43,7 +43,7 @@ def _meaning(key: str) -> str:
 def config_facts(
     configs: Iterable[KernelConfig], target: Target, cached: Iterable[CacheEntry]
 ) -> list[dict[str, Any]]:
-    """What is known about each config before it runs.
+    """Returns the facts about each config that are known before it runs.
 
     ``cached`` are the libraries in the cache; 'built' says whether a cached library contains the
     config. Only current libraries for plain semantics and this architecture count.

@@ -23,8 +23,8 @@ from flashsmith.errors import ArgumentError
 from flashsmith.families import Problem
 from flashsmith.verify import Comparison
 
-# The tensor cores of every GPU so far compute more than this many FLOP in the time in which memory
-# delivers one byte.
+# The number of FLOP per byte below which memory limits a problem: the tensor cores of every GPU so
+# far compute more FLOP in the time in which memory delivers one byte.
 FLOP_PER_BYTE = 100
 Kind = Literal["ours", "peer"]
 Verdict = Literal["pass", "fail", "absent", "error"]
@@ -103,7 +103,7 @@ class Measurement:
     registers to ctas_per_sm, instructions, conflicts: fields of KernelFacts. CSV and Parquet files
         do not have instructions and conflicts.
     gpu to python: fields of Environment.
-    time: when the row was made (UTC, in ISO format).
+    time: the time at which the row was made (UTC, in ISO format).
     """
 
     implementation: str
@@ -195,7 +195,8 @@ class Measurement:
 
     @property
     def problem(self) -> Problem:
-        """The problem of the row. Raises ArgumentError if the row does not name a valid problem."""
+        """Returns the problem of the row. Raises ArgumentError if the row does not name a valid
+        problem."""
         d = f"d{self.d}" if self.d_v is None else f"d{self.d}:{self.d_v}"
         return _problem(
             f"b{self.batch} s{self.seq_q}:{self.seq_k} h{self.heads_q}:{self.heads_k} {d} "

@@ -1,4 +1,4 @@
-"""Measurement files: reading and writing.
+"""Reads and writes measurement files.
 
 JSON Lines and CSV files grow by one row at a time: each row is on disk before the next is measured.
 JSON and Parquet files (extra 'parquet') are written as a whole. All have the fields of Measurement
@@ -27,7 +27,7 @@ from flashsmith.errors import ArgumentError, DependencyError, install_extra
 from flashsmith.printable import quoted
 from flashsmith.safe_json import UnusableTextError, parse_json, read_json, read_text
 
-# Largest size of a measurement file that is read; ten million rows stay below it.
+# The maximum size of a measurement file that is read; files with ten million rows are smaller.
 MOST_BYTES = 1 << 30
 STDOUT = "-"
 # Fields that have another name in files: field -> column.
@@ -47,7 +47,7 @@ _Self = TypeVar("_Self", bound="GrowingFile")
 def require_writable(option: str, path: str | Path) -> None:
     """Raises ArgumentError, which names `option`, if no file can be written at `path`.
 
-    Called before the work whose result will be written to the file. A missing folder is not
+    This is called before the work whose result will be written to the file. A missing folder is not
     created, because its name may be mistyped.
     """
     path = Path(path)

@@ -1,4 +1,4 @@
-"""Peer: another library's attention, behind one small interface."""
+"""Peer: the attention of another library, behind one small interface."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from flashsmith.families import Problem
 
 
 class Peer(Protocol):
-    """Another library's attention."""
+    """The attention of another library."""
 
     @property
     def name(self) -> str:
         """The name of the peer in --peers and in tables."""
 
     def absence(self, problem: Problem) -> str | None:
-        """Why the peer cannot serve the problem; None if no reason is known before the peer is
-        tried."""
+        """Returns the reason why the peer cannot serve the problem; None if no reason is known
+        before the peer is tried."""
 
     def version(self) -> str:
         """The version of the library that computes the results; valid only if the peer is not
@@ -37,8 +37,8 @@ class Peer(Protocol):
 class PeerImplementation:
     """A peer with the tensors of one workload.
 
-    ``in_q_layout`` converts the value that ``call`` returns: an output to q's layout, gradients to
-    a mapping by name.
+    ``in_q_layout`` converts the value that ``call`` returns. It converts an output to q's layout,
+    and gradients to a mapping by name.
     """
 
     name: str
@@ -59,7 +59,7 @@ class PeerImplementation:
 
 
 def torch_absence() -> str | None:
-    """Why PyTorch cannot use a GPU here; None if it can."""
+    """Returns the reason why PyTorch cannot use a GPU here; None if it can."""
     if importlib.util.find_spec("torch") is None:
         return "PyTorch is not installed"
     import torch
@@ -70,7 +70,7 @@ def torch_absence() -> str | None:
 
 
 def import_absence(module: str) -> str | None:
-    """Why a module cannot be imported; None if it can."""
+    """Returns the reason why a module cannot be imported; None if it can."""
     try:
         importlib.import_module(module)
     except ModuleNotFoundError as error:

@@ -1,4 +1,5 @@
-"""Peers: other libraries' attention, behind one small interface, for comparisons with flashsmith.
+"""Peers: the attention of other libraries, behind one small interface, for comparisons with
+flashsmith.
 
 A peer that is not installed or cannot serve a problem is absent; it has not failed. Its row gives
 the reason.
@@ -116,7 +117,8 @@ def _direct_call(workload: Workload) -> Callable[[], Any]:
 
 # --- packages ---
 
-# For each option that packages name differently from flashsmith: their names, the usual one first.
+# For each option that packages name differently from flashsmith, the names in packages, the usual
+# one first.
 _THEIR_NAMES = {
     "window": ("window_size",),
     "cache_lens": ("cache_seqlens", "seqused_k"),
@@ -146,7 +148,8 @@ class FlashAttnPeer:
         return self.absence_of(_PACKED if problem.semantics.packed else _DENSE)
 
     def absence_of(self, function: str) -> str | None:
-        """Why the function with this name cannot be used here; None if it can."""
+        """Returns the reason why the function with this name cannot be used here; None if it
+        can."""
         # The cheap check is first: without PyTorch, none of the modules can be imported.
         if absent := torch_absence():
             return absent
@@ -205,7 +208,7 @@ class FlashAttnPeer:
 
 
 def _their_name(name: str, known: Collection[str]) -> str:
-    """The keyword for flashsmith's option ``name`` in a function that has the keywords
+    """Returns the keyword for flashsmith's option ``name`` in a function whose keywords are
     ``known``."""
     theirs = _THEIR_NAMES.get(name, (name,))
     return next((it for it in (name, *theirs) if it in known), theirs[0])
@@ -355,7 +358,7 @@ DECODE_PEERS: tuple[Peer, ...] = (
     FlashInferXqaPeer(),
 )
 _OWN: dict[str, Sequence[Peer]] = {BACKWARD.name: BACKWARD_PEERS, DECODE.name: DECODE_PEERS}
-# All peers by name: the forward pass's peers, and peers that are compared only over a cache.
+# All peers by name: the peers of the forward pass, and peers that are compared only over a cache.
 PEERS: dict[str, Peer] = {peer.name: peer for peer in (*DECODE_PEERS, *FORWARD_PEERS)}
 _ONLY_OVER_CACHE = PEERS.keys() - {peer.name for peer in FORWARD_PEERS}
 
@@ -381,11 +384,11 @@ def get_peers(names: str) -> tuple[Peer, ...]:
 
 
 def peers_of(problem: Problem, asked: Sequence[Peer]) -> tuple[Peer, ...]:
-    """The peers to compare on a problem, selected by ``asked``.
+    """Returns the peers to compare on a problem, as ``asked`` selects them.
 
     There are separate peers for gradients and for caches; of these, the ones whose names are in
     ``asked`` are returned. An operation from another package has its own peers: those whose names
-    are in ``asked`` are returned, or all of them if there are none.
+    are in ``asked`` are returned, or all its peers if none has such a name.
 
     Raises ArgumentError if an operation's peers cannot be loaded.
     """

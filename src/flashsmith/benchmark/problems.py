@@ -16,7 +16,7 @@ from flashsmith.printable import quoted
 from flashsmith.safe_json import whole_number
 
 SEQ_LENS = (512, 1024, 2048, 4096, 8192, 16384)
-# The number of heads by head dimension. It is chosen so that heads times d is 2048, a common value.
+# The number of heads for each head dimension, with which heads times d is 2048, a common value.
 _HEADS = {64: 32, 128: 16, 256: 8}
 _OTHER_HEADS = 16
 # (longest sequence, batch size) pairs, which limit the work of a problem.
@@ -33,7 +33,7 @@ def default_problem(
     packed: bool = False,
     operation: str = DEFAULT,
 ) -> Problem:
-    """The default problem for a head dimension and a sequence length.
+    """Returns the default problem for a head dimension and a sequence length.
 
     The batch is 16 up to length 4096, 8 up to 8192, 4 up to 16384, 2 up to 32768, then 1. The
     number of heads is 32 for d 64, 8 for d 256 and 16 for any other d, unless ``heads``, (heads_q,
@@ -104,12 +104,14 @@ class Shapes:
 
 _D_HEADS = (128,)
 _DTYPES = (DType.FP16, DType.BF16)
-# A larger value is probably a typing error, and would run for hours.
+# The largest size that is accepted. A larger one is probably a typing error, and would run for
+# hours.
 _LARGEST = 1 << 20
 
 
 def parse_problems(texts: Sequence[str]) -> tuple[Problem, ...]:
-    """The problems in the strings ``texts``; one string may hold several, separated by ';'.
+    """Returns the problems in the strings ``texts``. One string may have several problems,
+    separated by ';'.
 
     Raises ArgumentError if a string does not describe a problem.
     """
@@ -130,7 +132,7 @@ def make_shapes(
 ) -> Shapes:
     """The shapes in comma-separated lists.
 
-    Without a list, the values that the configs support are used.
+    If a list is None, the values that the configs support are used.
 
     Raises ArgumentError for an invalid list.
     """

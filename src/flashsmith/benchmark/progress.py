@@ -141,8 +141,8 @@ class ProgressReporter(LineReporter):
             self.say(f"{what} ({done + 1} of {total}{rest})")
 
     def _is_news(self, what: str) -> bool:
-        """Whether to print a line, because the step differs from the last line's step or because
-        the last line is old."""
+        """Whether to print a line: the step differs from the step in the last line, or the last
+        line is old."""
         last, since = self._last_line
         now = time.monotonic()
         if what == last and now - since < _LINE_SECONDS:

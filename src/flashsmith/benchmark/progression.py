@@ -1,4 +1,4 @@
-"""`flashsmith progression`: an ablation, which compares each kernel with the one before it.
+"""`flashsmith progression`: an ablation, in which each kernel is compared with the one before.
 
 Costs and instruction counts are the same as in `flashsmith run`, from the emulator. Times and
 shares of FlashAttention-2's speed are measured as by `flashsmith bench`, which needs a GPU. The
@@ -31,7 +31,7 @@ from flashsmith.runtime.target import Target
 
 KIND = "flashsmith progression"
 SCHEMA = 1
-# With more steps the plot would be unreadable.
+# The maximum number of steps; with more, the plot would be unreadable.
 MOST_STEPS = 200
 # The shortest time that is accepted, in milliseconds. No launch is shorter, and the limit keeps the
 # ratio of any two accepted times finite.
@@ -61,7 +61,7 @@ class StepTime:
 
     @property
     def share(self) -> float | None:
-        """The kernel's throughput divided by the peer's; None without a peer."""
+        """The throughput of the kernel divided by that of the peer; None without a peer."""
         return None if self.peer_ms is None else self.peer_ms / self.ms
 
 
@@ -153,7 +153,7 @@ Pair = tuple[float | None, float | None]
 
 @dataclass(frozen=True)
 class Change:
-    """What differs between two steps; unchanged values are left out.
+    """The differences between two steps; unchanged values are left out.
 
     `conflicts` and `costs` (registers, spilled bytes, ...) are pairs (before, after).
     `instructions` maps each class to the number of warp instructions executed after the step minus
@@ -177,7 +177,7 @@ COSTS = {
 
 
 def change_between(before: Step, after: Step) -> Change:
-    """The difference between one step and the next, as a Change.
+    """Returns the differences between one step and the next.
 
     Instruction counts are compared only if both were counted at the same length.
     """
@@ -221,12 +221,13 @@ def _ratio(after: int | None, before: int | None) -> float | None:
     return after / before if after is not None and before else None
 
 
-# At most this many classes are named in a change; the others are summed up.
+# The maximum number of classes that a change names; the other classes are summed up.
 _CLASSES_NAMED = 4
 
 
 def step_names(ablation: Ablation) -> list[str]:
-    """A short name for each step: the short form of the first, then for each step what changed."""
+    """Returns a short name for each step: the short form of the first step, and the changes of
+    every other step."""
     configs = [step.config for step in ablation.steps]
     return configs[:1] + [
         config_words(before, after) or after for before, after in pairwise(configs)
@@ -234,7 +235,8 @@ def step_names(ablation: Ablation) -> list[str]:
 
 
 def config_words(before: str, after: str) -> str:
-    """What differs between two short forms: '+ swizzled', '- buffer', 'stages_2 -> stages_3'.
+    """Returns the differences between two short forms: '+ swizzled', '- buffer', 'stages_2 ->
+    stages_3'.
 
     Two words that are the same up to their first digit are values of one knob, and are written as
     'old -> new'. The result is empty if nothing differs.
@@ -352,7 +354,7 @@ def run_ablation(
 
 
 def ablation_of(report: Report, rows: Sequence[Measurement]) -> Ablation:
-    """The ablation of a run; the times are taken from `rows`.
+    """Returns the ablation of a run, with the times in `rows`.
 
     All steps with the same problem get the same peer time.
     """

@@ -1,4 +1,5 @@
-"""Draws an ablation: the throughput of each step, if timed, and its instruction mix.
+"""Draws an ablation: the instruction mix of each step and, if the steps were timed, their
+throughput.
 
 It uses matplotlib (extra 'bench') without a display and without global state.
 """
@@ -36,7 +37,7 @@ _GROUPS = {
     "integer, moves": ("integer", "move", "predicate"),
 }
 _REST = "the rest"
-# A step's name has at most this many lines.
+# The maximum number of lines of a step's name.
 _MOST_LINES = 4
 
 
@@ -129,7 +130,7 @@ def _label(text: str) -> str:
 def _wrapped(name: str) -> str:
     """A step's name on a few short lines.
 
-    A short form is broken after its tile, a list of changes at commas.
+    A short form is broken after its tile, and a list of changes is broken at commas.
     """
     tile, found, knobs = name.partition("): ")
     lines = [f"{tile}):", knobs] if found else name.replace(", ", ",\n").split("\n")

@@ -16,8 +16,8 @@ from typing import Any, TypeVar, get_args, get_type_hints
 
 from flashsmith.printable import quoted
 
-# Larger values are rejected. No count or measurement is so large, and the limit keeps sums and
-# ratios of accepted values finite.
+# The largest value that is accepted. No count or measurement is larger, and the limit keeps sums
+# and ratios of accepted values finite.
 LARGEST = 10**18
 MOST_CHARACTERS = 100_000
 _Record = TypeVar("_Record")
@@ -39,7 +39,7 @@ def for_json(value: Any) -> Any:
 
 @cache
 def hints_of(cls: Any) -> dict[str, Any]:
-    """The types of a dataclass's fields, by name."""
+    """Returns the types of the fields of a dataclass, by the fields' names."""
     hints = get_type_hints(cls)
     return {field.name: hints[field.name] for field in fields(cls)}
 

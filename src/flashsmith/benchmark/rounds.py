@@ -1,8 +1,8 @@
 """Compares contenders in rounds: checks their outputs, then times them in independent rounds.
 
-A GPU's clock drifts by more than the difference between two kernels. The contenders are therefore
-interleaved within a round, and ratios are taken between times of the same round. The rounds are
-pooled into a median with a confidence interval.
+The clock of a GPU drifts by more than two kernels differ. The contenders are therefore interleaved
+within a round, and ratios are taken between times of the same round. The rounds are pooled into a
+median with a confidence interval.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from flashsmith.benchmark.implementations import KernelImplementation
 from flashsmith.benchmark.timing import Clock, Protocol, Samples, measure
 
 CONFIDENCE = 0.95
-# A later round is expected to take at most this many times as long as the longest round so far.
+# The maximum time that a later round is expected to take, relative to the longest round so far.
 SLACK = 1.15
 _T = TypeVar("_T")
 
@@ -64,7 +64,8 @@ class AlternatingRounds:
         self._clock = clock
 
     def round(self, protocol: Protocol) -> dict[str, Samples]:
-        """Runs another round. Returns its samples by name, in the order of the first launches.
+        """Runs another round. Returns the samples of each contender by name, in the order of the
+        first launches.
 
         Raises any error that ``measure`` raises.
         """
@@ -147,8 +148,8 @@ class PooledFigure:
 
 
 def left_out(count: int) -> int | None:
-    """How many of ``count`` ordered values are below the interval for the median (equally many are
-    above it). None if ``count`` is too small for an interval."""
+    """Returns how many of ``count`` ordered values are below the interval for the median; equally
+    many are above it. None if ``count`` is too small for an interval."""
     tail, outside = 0.0, None
     for place in range(count // 2):
         tail += math.comb(count, place) / 2**count

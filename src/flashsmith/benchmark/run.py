@@ -32,7 +32,7 @@ from flashsmith.runtime.target import Target
 from flashsmith.verify import Verdict, prove, reference_of
 from flashsmith.verify.attention_semantics import Window
 
-# For estimates: enabling the emulator's checks multiplies the time by this factor.
+# For estimates: the factor by which the checks of the emulator multiply the time.
 _CHECKS_COST = 2.2
 # For estimates: the seconds that the two references together take on one core, per score and
 # column.
@@ -41,8 +41,8 @@ _REFERENCE_SECONDS = 0.8e-9
 
 @dataclass(frozen=True)
 class Options:
-    """The values that the semantics of a task do not determine. None means the typical value, which
-    Problem provides.
+    """The values that the semantics of a task do not determine. None stands for the typical value,
+    which Problem provides.
 
     `checks`: whether to enable all checks of the emulator. `seed` determines the inputs and the
     lengths of packed sequences.
@@ -151,7 +151,7 @@ class Report:
 
     @property
     def meaning(self) -> str:
-        """What was computed, as options of forward(): masks, caps, lengths, sinks."""
+        """The computation as options of forward(): masks, caps, lengths, sinks."""
         problem = self.rows[0].proven
         return reference_of(problem.computed).meaning(problem, self.options.of(problem))
 
@@ -187,10 +187,9 @@ def run_kernels(
     """Builds, runs and checks every config that can compute the task; on a GPU, also times it.
 
     `task` defines the problem on which kernels are checked. Instructions and conflicts are always
-    counted in the
-    emulator: on the task itself or, if there is a GPU, on EMULATED with the same semantics. A
-    kernel that is wrong or does not finish gets a row in the report and raises no exception.
-    `write` is called with each measurement as soon as it is complete.
+    counted in the emulator: on the task itself or, if there is a GPU, on EMULATED with the same
+    semantics. A kernel that is wrong or does not finish gets a row in the report and raises no
+    exception. `write` is called with each measurement as soon as it is complete.
 
     Raises ArgumentError if no config can compute the task, or if the lengths of the task need a
     kernel with other semantics. Raises IllegalConfigError, any error of building, and LaunchError
@@ -239,7 +238,7 @@ def _not_computed(task: Task, skipped: Mapping[KernelConfig, str]) -> ArgumentEr
 
 
 def _estimates(jobs: Sequence[_Job]) -> list[float]:
-    """The seconds that each kernel is expected to take.
+    """Returns the seconds that each kernel is expected to take.
 
     The estimate for the first kernel of a problem includes the time of the references.
     """
@@ -349,7 +348,7 @@ def _times(
 
 @dataclass(frozen=True)
 class _Job:
-    """What is needed to run one kernel."""
+    """Everything that is needed to run one kernel."""
 
     config: KernelConfig
     target: Target
@@ -382,7 +381,7 @@ class _Job:
     ) -> Verdict | None:
         """Returns the verdict, or None if the kernel did not finish.
 
-        Appends what is wrong to `problems`.
+        Appends descriptions of what is wrong to `problems`.
         """
         try:
             verdict = prove(

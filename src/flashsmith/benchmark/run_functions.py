@@ -1,8 +1,8 @@
 """`flashsmith run --score ... --mask ...`: checks score and mask functions on random data.
 
-Each function is compared with its traced expression, each derivative with finite differences, and
-the kernels' outputs and gradients with float64. The kernels run in the emulator with all checks
-enabled. They run twice, with different thread schedules.
+Each function is compared with its traced expression, each derivative is compared with finite
+differences, and the outputs and gradients of kernels are compared with float64. The kernels run in
+the emulator with all checks enabled. They run twice, with different thread schedules.
 """
 
 from __future__ import annotations
@@ -90,8 +90,8 @@ class FunctionReport:
 
 
 def read_functions(text: str, seed: int = 0) -> FunctionProblem:
-    """Like parse_with_functions(), but draws PyTorch tensors if PyTorch is installed, because most
-    functions expect these."""
+    """Does the same as parse_with_functions(), but draws PyTorch tensors if PyTorch is installed,
+    because most functions expect these."""
     if not values.can_call():
         return parse_with_functions(text, seed=seed)
     return parse_with_functions(text, seed=seed, wrap=values.as_tensor)
@@ -140,7 +140,8 @@ def run_functions(
 def _kernels(
     problem: Problem, configs: Sequence[KernelConfig] | None, device: DeviceSpec
 ) -> tuple[list[tuple[KernelConfig, Problem]], dict[KernelConfig, str]]:
-    """The kernels to check, with their problems; and why the others are skipped."""
+    """Returns the kernels to check, with their problems, and the reasons why other kernels are
+    skipped."""
     forward, backward = (problem.of_operation(it.name) for it in (FORWARD, BACKWARD))
     if configs is None:
         return [(choose(it, device).config, it) for it in (forward, backward)], {}
@@ -201,7 +202,8 @@ def _row(name: str, check: values.ValueCheck, note: str) -> FunctionCheck:
 
 
 def _within(causal: bool, window: Any, points: values.Points) -> np.ndarray:
-    """For each point, whether the options causal and window leave its key visible."""
+    """Returns, for each point, whether the options causal and window leave the key of the point
+    visible."""
     at, limits = points.values, check_mask(causal, window)
     distance = at["k"] - (at["q"] + at["seq_k"] - at["seq_q"])
     inside: np.ndarray = (distance >= -limits.left) & (distance <= limits.right)

@@ -24,8 +24,7 @@ from rich.text import Text
 
 from flashsmith.printable import printable
 
-# A width that no line exceeds. Output is laid out before it is printed, and rich must not wrap it
-# again.
+# A width that no line exceeds. Output is laid out before it is printed, so rich must not wrap it.
 _UNWRAPPED = 10_000
 # The width of prose when the output is not a terminal and COLUMNS is unset.
 _PIPED_WIDTH = 120

@@ -59,7 +59,8 @@ def _problem(
     semantics: Semantics,
     queries: int | None = None,
 ) -> Problem:
-    """The problem of these sizes for a config's kernel; ``queries`` defaults to ``seq``."""
+    """Returns the problem of these sizes for the kernel of a config; ``queries`` is ``seq`` by
+    default."""
     family = cfg.family
     heads_k = 1 if family.operation == LATENT_DECODE.name else heads
     sizes = batch, seq if queries is None else queries, seq, heads, heads_k, cfg.d_head
@@ -72,7 +73,8 @@ TIMED = TimedSize()
 
 @dataclass(frozen=True)
 class Size:
-    """The size of the problem for every kernel; each config adds its head dimension and dtype.
+    """The size of a problem for every kernel, to which each config adds its head dimension and
+    dtype.
 
     For packed semantics, ``batch`` is the number of sequences, and ``seq`` is the length of the
     longest. With ``whole_tiles``, each kernel gets the shortest length that is at least ``seq`` and
@@ -98,7 +100,7 @@ class Size:
         return TIMED.problem(cfg, self.semantics)
 
     def why_not(self, cfg: KernelConfig) -> str | None:
-        """Why `cfg`'s kernel cannot compute the task; None if it can."""
+        """Returns the reason why the kernel of `cfg` cannot compute the task; None if it can."""
         return None
 
     def check(self, cfg: KernelConfig) -> None:
@@ -158,7 +160,7 @@ class OneProblem:
         return self.problem(cfg) if self.given.attn_flop() else None
 
     def why_not(self, cfg: KernelConfig) -> str | None:
-        """Why `cfg`'s kernel cannot compute the problem; None if it can."""
+        """Returns the reason why the kernel of `cfg` cannot compute the problem; None if it can."""
         if cfg.family.operation != self.given.operation:
             return f"computes {cfg.family.operation}"
         if not serves_gradients(cfg, self.given):

@@ -45,7 +45,8 @@ class TensorMemory(Protocol):
         """Fills a tensor with NaN."""
 
     def nonfinite(self, tensor: Any) -> int:
-        """How many elements are NaN or infinite. Raises LaunchError if an earlier kernel failed."""
+        """Returns the number of elements that are NaN or infinite. Raises LaunchError if an earlier
+        kernel failed."""
 
     def head(self, tensor: Any, at: tuple[int | slice, ...], head: int) -> np.ndarray:
         """The rows ``at`` of one head of a tensor (batch, seq, heads, d) or (total, heads, d),

@@ -1,5 +1,5 @@
-"""Builds kernel libraries: compiles C++ sources, keeps the PTX and the compiler's reports, and
-publishes the result."""
+"""Builds kernel libraries: compiles C++ sources, keeps their PTX and the reports of the compiler,
+and publishes the resulting library."""
 
 from __future__ import annotations
 

@@ -18,10 +18,10 @@ Stage = Literal["wait", "reuse", "compile", "host", "link", "publish", "warn", "
 class BuildEvent:
     """One step of a build.
 
-    ``done`` is how many of the ``total`` steps have finished. The steps are: one for each config,
-    one for each host source file whose object is not in the cache, and linking. The ``entry`` of a
-    "compile" event is the kernel that was compiled. The first "compile" event has no ``entry``; it
-    announces what will be compiled. The other kinds of events:
+    ``done`` is the number of the ``total`` steps that have finished. The steps are: one for each
+    config, one for each host source file whose object is not in the cache, and linking. The
+    ``entry`` of a "compile" event is the entry of the kernel that was compiled. The first "compile"
+    event has no ``entry``; its message says what will be compiled. The other kinds of events:
 
     - "wait": another process is building the same library.
     - "reuse": the library was in the cache.
@@ -30,7 +30,7 @@ class BuildEvent:
     - "warn": something is wrong, such as spills, but the build continues.
     - "done": the library is published.
 
-    ``seconds_left`` is how long the rest of the build is estimated to take.
+    ``seconds_left`` is the estimated time for the rest of the build.
     """
 
     stage: Stage

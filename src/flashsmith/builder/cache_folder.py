@@ -1,4 +1,4 @@
-"""The folder of the cache. A marker file shows that flashsmith created it."""
+"""The folder of the cache, in which a marker file shows that flashsmith created the folder."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ from flashsmith.builder.safe_files import any_owner, kind_of, make_folder, no_fo
 from flashsmith.builder.temporary_folders import LOCK
 from flashsmith.errors import CacheError
 
-# Increased when the layout of the folder changes; caches with an older layout are not touched.
+# The name of the folder. Its number increases when the layout of the folder changes; caches with an
+# older layout are not touched.
 CACHE_FOLDER = "flashsmith-cache-1"
 # The name and the first line of the file by which backup programs recognise cache folders
 # (bford.info/cachedir).
@@ -46,7 +47,8 @@ def is_object(path: Path) -> bool:
 
 
 def is_library(path: Path) -> bool:
-    """Whether flashsmith made the library at ``path``; even so, the library may be damaged."""
+    """Whether flashsmith made the library at ``path``. A library that it made may still be
+    damaged."""
     return (
         is_key(path.name)
         and kind_of(path) == stat.S_IFDIR

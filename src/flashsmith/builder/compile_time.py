@@ -1,4 +1,5 @@
-"""Estimates how long configs take to compile, so that all shards finish at about the same time."""
+"""Estimates the compile times of configs, and divides configs among shards that finish at about the
+same time."""
 
 from __future__ import annotations
 
@@ -10,12 +11,14 @@ _SECONDS_PER_PRODUCT = 1.4e-3
 
 
 def expected_cost(cfg: KernelConfig) -> float:
-    """How long a config takes to compile, in arbitrary units that allow configs to be compared."""
+    """The estimated compile time of a config, in arbitrary units in which configs can be
+    compared."""
     return cfg.family.compile_cost(cfg)
 
 
 def expected_seconds(cfg: KernelConfig) -> float:
-    """How many seconds a config takes to compile on one core, within a factor of about two."""
+    """The estimated compile time of a config on one core in seconds, accurate to a factor of about
+    two."""
     return _SECONDS_PER_PRODUCT * expected_cost(cfg)
 
 

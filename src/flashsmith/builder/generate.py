@@ -76,7 +76,7 @@ def generate_kernel_instantiations(
 
 
 def sorted_configs(configs: Iterable[KernelConfig]) -> list[KernelConfig]:
-    """``configs``, sorted and without duplicates.
+    """Returns ``configs``, sorted and without duplicates.
 
     Raises ArgumentError if ``configs`` is empty or contains more than one family.
     """
@@ -93,8 +93,8 @@ def sorted_configs(configs: Iterable[KernelConfig]) -> list[KernelConfig]:
 
 
 def _write_if_changed(path: Path, text: str) -> None:
-    """Writes ``text`` unless it is already the file's content, so that the file's time stamp is the
-    time of its last change."""
+    """Writes ``text`` to the file unless this is already its content. So the time stamp of the file
+    stays the time of the last change."""
     try:
         if path.read_text() == text:
             return
@@ -108,7 +108,7 @@ def _function_name(cfg: KernelConfig, role: str = "") -> str:
 
 
 def _others(cfg: KernelConfig, semantics: Semantics) -> dict[str, str]:
-    """The templates of the config's additional kernels, by role."""
+    """The templates of a config's additional kernels, keyed by the kernels' roles."""
     return dict(list(cfg.family.templates_for(cfg, semantics).items())[1:])
 
 
@@ -227,7 +227,7 @@ const KernelLibrary& kernel_library() {{
 
 
 def _beside(cfg: KernelConfig, semantics: Semantics) -> str:
-    """The C++ argument that lists the config's additional kernels, if any."""
+    """The C++ argument that lists the additional kernels of a config; '' if it has none."""
     functions = ", ".join(f"{_function_name(cfg, role)}()" for role in _others(cfg, semantics))
     return f", {{{functions}}}" if functions else ""
 

@@ -58,8 +58,8 @@ from flashsmith.errors import CacheError
 from flashsmith.system_errors import is_from_system
 
 _MIB = 2**20
-# How many seconds to wait for another build: longer than any build takes. After that, building
-# twice is better than hanging.
+# The number of seconds to wait for another process's build of the same library, which is longer
+# than any build takes. After that, building the library twice is better than hanging.
 _BUILD_PATIENCE_SECONDS = 1800.0
 
 
@@ -138,15 +138,16 @@ class Cache:
             return KernelLibrary(path, manifest, in_use)
 
     def entries(self, *, thorough: bool = False) -> list[CacheEntry]:
-        """All libraries, the most recently used first. With ``thorough``, every file is hashed."""
+        """Returns the entries of all libraries, the most recently used first. With ``thorough``,
+        every file is hashed."""
         with self.errors("read"):
             found = [self._entry(path, thorough) for path in self._folders() if is_library(path)]
             return sorted(found, key=lambda entry: (-entry.last_used, entry.key))
 
     def manifests(self) -> list[Manifest]:
-        """All readable manifests, starting with the manifest of the most recently used library.
+        """Returns all readable manifests, starting with that of the most recently used library.
 
-        The libraries' other files are not checked.
+        The other files of the libraries are not checked.
         """
         found = []
         with self.errors("read"):
@@ -176,9 +177,10 @@ class Cache:
         return CacheEntry(path.name, path, tree_bytes(path), _last_used(path), manifest, damage)
 
     def object(self, name: str) -> bytes | None:
-        """The content of the host object ``name``; None if it is missing or damaged.
+        """Returns the content of the host object ``name``; None if the object is missing or
+        damaged.
 
-        Also raises CacheError if other users could have written it.
+        Also raises CacheError if other users could have written the object.
         """
         with self.errors("read"):
             for path in self._objects(name):
@@ -355,7 +357,8 @@ class Cache:
 
 
 def _remembered_manifest(path: Path) -> Manifest:
-    """The manifest in ``path``. It is parsed again only if the file has changed.
+    """Returns the manifest in ``path``. Its file is parsed only if it has changed since the last
+    call.
 
     Raises OSError or ValueError if the manifest is missing or damaged.
     """
@@ -371,7 +374,8 @@ def _parsed(path: Path, status: tuple[int, ...]) -> Manifest:
 
 
 def _verified_manifest(path: Path, check: Check = any_owner) -> Manifest:
-    """The manifest, after verifying the size and the checksum of all files that it lists.
+    """Returns the manifest in ``path`` after verifying the size and the checksum of all files that
+    it lists.
 
     ``check`` is called for each file and for each folder that contains one. Raises the same errors
     as _remembered_manifest.
@@ -391,7 +395,8 @@ def _object_name(name: str, content: bytes) -> str:
 
 
 def _last_used(path: Path) -> float:
-    """When a library or a host object was last opened; 0 if its lock file is missing."""
+    """The time at which a library or a host object was last opened; 0 if its lock file is
+    missing."""
     with contextlib.suppress(FileNotFoundError, NotADirectoryError):
         return (path / LOCK if kind_of(path) == stat.S_IFDIR else path).lstat().st_mtime
     return 0.0

@@ -8,9 +8,9 @@ architecture.
 
 The namespace ``flashsmith_kernels`` has no code, so importing it runs nothing. A package is used
 only if it was made for the installed version of flashsmith, its sources, this machine's type of
-processor and the ABI of the installed tvm-ffi. If not, a warning says why, and kernels are compiled
-as usual. The checksum of each file is verified before the file is used. The owners of files are not
-checked: a user who can write there can also change Python's own modules.
+processor and the ABI of the installed tvm-ffi. Otherwise, a warning says why it is not used, and
+kernels are compiled as usual. The checksum of each file is verified before the file is used. The
+owners of files are not checked: a user who can write there can also change Python's own modules.
 """
 
 from __future__ import annotations
@@ -42,14 +42,15 @@ _log = logging.getLogger("flashsmith")
 
 NAMESPACE = "flashsmith_kernels"
 INDEX_NAME = "kernels.json"
-# Increased when the index or the layout of the folder changes; older packages are then not used.
+# This number is increased when the index or the layout of the folder changes, so that older
+# packages are not used.
 PACKAGE_FORMAT = 1
 _MOST_BYTES = 2**26
 
 
 def package_folder(arch: int, part: str = "") -> str:
-    """The folder, inside the namespace, of an architecture's package or of one part of that
-    package."""
+    """The name of the folder, inside the namespace, that contains the package of an architecture or
+    one part of the package."""
     return f"sm{arch}_{part}" if part else f"sm{arch}"
 
 
@@ -57,8 +58,8 @@ def package_folder(arch: int, part: str = "") -> str:
 class PackedLibrary:
     """One library of a package.
 
-    ``kernels`` gives each of its configs as numbers, which are faster to read than short forms.
-    ``manifest`` is the SHA-256 of its manifest.
+    ``kernels`` has the fields of each config as numbers, which are faster to read than short forms.
+    ``manifest`` is the SHA-256 of the library's manifest.
     """
 
     key: str
@@ -157,7 +158,8 @@ class PackagePart:
 
     @cached_property
     def _named(self) -> dict[str, set[tuple[str, tuple[int, ...]]]]:
-        """For each library, by key: the family of its configs, and how many it has."""
+        """For each library, by its key: the kernels that it contains, as pairs of the family and
+        the config's numbers."""
         return {one.key: {(one.family, it) for it in one.kernels} for one in self.index.libraries}
 
     def _is_usable(self, library: PackedLibrary) -> bool:
@@ -189,7 +191,8 @@ class PackagePart:
             return None
 
     def _verified(self, library: PackedLibrary) -> Manifest:
-        """The manifest of a library, after verifying the checksums of its files."""
+        """Returns the manifest of a library after verifying the checksums of the library's
+        files."""
         folder = self.folder / library.key
         text = read_below(folder, MANIFEST_NAME, most=_MOST_BYTES, check=any_owner)
         if FileRecord.of_bytes(text).sha256 != library.manifest:
@@ -205,7 +208,7 @@ class PackagePart:
 
 @dataclass(frozen=True)
 class KernelPackage:
-    """The parts of an installed package; most packages have one."""
+    """An installed package, with its parts; most packages have one part."""
 
     parts: tuple[PackagePart, ...]
 
@@ -229,7 +232,8 @@ class KernelPackage:
 
 
 def installed_package(arch: int) -> KernelPackage | None:
-    """The installed kernel package for an architecture; None if no usable one is installed."""
+    """Returns the installed kernel package for an architecture; None if no usable package is
+    installed."""
     return _installed(arch)
 
 
@@ -255,7 +259,7 @@ def _installed(arch: int) -> KernelPackage | None:
 
 
 def _part_folders(parent: Path, arch: int) -> list[Path]:
-    """The folders of an architecture's package, the main part first."""
+    """The folders with the parts of the package for an architecture, the main part first."""
     whole = package_folder(arch)
     try:
         names = sorted(os.listdir(parent))
@@ -266,7 +270,7 @@ def _part_folders(parent: Path, arch: int) -> list[Path]:
 
 
 def forget_packages() -> None:
-    """Makes the next look-up search for packages again."""
+    """Makes the next call of installed_package() search for packages again."""
     _installed.cache_clear()
 
 

@@ -27,8 +27,8 @@ from flashsmith.families import KernelConfig, Semantics, check_legal, device_spe
 from flashsmith.pluralize import pluralize
 from flashsmith.time_left import TimeLeft, format_seconds
 
-# The most times that a build is attempted. If a source changes during an attempt, the library's key
-# becomes wrong, and the build is attempted again.
+# The maximum number of attempts at a build. If a source changes during an attempt, the key of the
+# library becomes wrong, and a new attempt begins.
 _ATTEMPTS = 3
 
 
@@ -45,8 +45,8 @@ def build_from(
 ) -> KernelLibrary:
     """Does the same as library_lookup.build(), but compiles the C++ sources in ``csrc``.
 
-    A ``packaged`` library is made for a wheel. Its processor, ``cpu``, is x86_64 or aarch64 and
-    need not be this machine's.
+    A ``packaged`` library is made for a wheel. ``cpu`` is the processor that will run the library,
+    x86_64 or aarch64; it may differ from this machine's processor.
     """
     unique = _checked_configs(configs, arch)
     jobs = env.jobs() if jobs is None else jobs
@@ -177,7 +177,7 @@ class _Build:
         self.progress(BuildEvent(stage, message, self.done, self.total, entry, left))
 
     def _step(self, seconds: float) -> None:
-        """Counts a step as finished; it was estimated to take ``seconds`` of wall time."""
+        """Counts a step as finished that was estimated to take ``seconds`` of wall time."""
         self.done += 1
         self.estimate_done += seconds
 

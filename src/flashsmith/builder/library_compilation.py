@@ -35,8 +35,8 @@ from flashsmith.host import this_cpu
 
 # The library exports only the functions that the bindings use.
 _EXPORTS = "{ global: __tvm_ffi_*; flashsmith_*; local: *; };\n"
-# Each run of nvcc takes about a second whatever it compiles. With this many configs per shard, that
-# second matters little, and progress is still visible.
+# The number of configs per shard. Each run of nvcc takes about a second in addition to compiling.
+# With this number, that second matters little, and progress is still visible.
 _CONFIGS_PER_SHARD = 10
 
 # Estimated seconds on one core: for g++ to compile one host source file, and for linking.
@@ -46,8 +46,8 @@ LINK_SECONDS = 0.2
 
 @dataclass(frozen=True)
 class _HostObject:
-    """An object file of host code that several libraries link; it is compiled once and kept in the
-    cache."""
+    """An object file of host code that is linked into several libraries, so that it is compiled
+    once and kept in the cache."""
 
     name: str
     command: Command
@@ -111,8 +111,8 @@ class Compilation:
         return -(-shards // self.jobs) * self.jobs
 
     def is_current(self) -> bool:
-        """Whether the sources that were compiled are still the spec's sources, so that none has
-        changed since then."""
+        """Whether the sources that were compiled are still the sources of the spec: none has
+        changed since the compilation began."""
         spec = self.spec
         now = source_hash(spec.family, spec.csrc)
         return self._originals.hash() == spec.source_hash == now
@@ -172,8 +172,8 @@ class Compilation:
     def _host_objects(self) -> list[_HostObject]:
         made = []
         for name in self._originals.host_files:
-            # Hashes only what this file includes, because families share all host code except their
-            # planning code.
+            # The hash covers only this file and what it includes, because families share all host
+            # code except their planning code.
             key = self.spec.object_key(self._originals.hash(name))
             command = self._gxx(_object_name(name), self.csrc / name)
             path = self._object(command.name)
@@ -209,8 +209,8 @@ class Compilation:
         tools = self.spec.toolchain
         compiler: tuple[str, ...] = (str(tools.nvcc), f"-ccbin={tools.gxx}")
         if tools.crosses and (tools.nvcc.parents[1] / "targets").is_dir():
-            # The headers of CUDA do not depend on the processor, and the other processor's may be
-            # missing.
+            # The headers of CUDA do not depend on the processor, and those for the other processor
+            # may be missing.
             compiler = (*compiler, f"--target-directory={TARGETS[this_cpu()]}")
         return Command(name, (*compiler, *flags, *self._compile(source, name)))
 
@@ -298,7 +298,8 @@ class Compilation:
 
     @staticmethod
     def _kernel_of(name: str) -> tuple[KernelConfig, str]:
-        """A kernel's config, and the name of the template that the kernel instantiates."""
+        """Returns the config of a kernel, and the name of the template that the kernel
+        instantiates."""
         readable = demangle(name)
         template = readable.partition("<")[0].rpartition("::")[2]
         return parse_kernel_name_into_config(readable), template

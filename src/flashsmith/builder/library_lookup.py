@@ -1,4 +1,5 @@
-"""Finds a library that contains given configs, installed or in the cache, or builds one."""
+"""Finds a library that contains given configs, in an installed package or in the cache, or builds
+one."""
 
 from __future__ import annotations
 
@@ -45,11 +46,11 @@ def library_for(
     jobs: int | None = None,
     progress: Progress | None = None,
 ) -> KernelLibrary:
-    """One library that contains all ``configs``, from an installed package, from the cache, or
-    built now.
+    """Returns one library that contains all ``configs``: from an installed package, from the cache,
+    or built by this call.
 
-    All configs must be of the same family. A library that is found, not built, may also contain
-    other configs. Finding it needs no compiler. Raises the errors of ``build``.
+    All configs must be of the same family. A library that was found and not built may also contain
+    other configs. Finding a library needs no compiler. Raises the errors of ``build``.
     """
     wanted = tuple(configs)
     found = _find(wanted, arch, semantics or Semantics())
@@ -64,7 +65,8 @@ def build(
     jobs: int | None = None,
     progress: Progress | None = None,
 ) -> KernelLibrary:
-    """The library of exactly ``configs`` for ``arch`` (80 is sm_80), built unless it is cached.
+    """Returns the library of exactly ``configs`` for ``arch`` (80 is sm_80); builds it unless it is
+    cached.
 
     Up to ``jobs`` compilers run in parallel (default: FLASHSMITH_JOBS, else one for each usable
     core). ``progress`` is called in this thread with each event.
@@ -125,7 +127,8 @@ def _installed_kernels(arch: int) -> tuple[tuple[KernelConfig, Semantics], ...]:
 
 
 def cache_stamp() -> tuple[Path, int]:
-    """The cache in use, and a number that changes when a library is published or removed."""
+    """Returns the folder of the libraries in the cache, and a number that changes when a library is
+    published or removed."""
     if bundle.is_copy():
         return bundle.KERNELS, 0
     folder = Cache(cache_dir()).libraries
@@ -142,7 +145,8 @@ def find_library_from(
     arch: int,
     semantics: Semantics | None = None,
 ) -> KernelLibrary | None:
-    """The most recently used cached library made from ``csrc`` that holds all ``configs``."""
+    """Returns the most recently used library in the cache that was made from ``csrc`` and contains
+    all ``configs``; None if there is none."""
     wanted = set(configs)
     for manifest in _usable_manifests(csrc, arch, semantics or Semantics()):
         if wanted <= {kernel.config for kernel in manifest.kernels}:
@@ -158,17 +162,17 @@ def is_current(manifest: Manifest) -> bool:
     """Whether a library was made from the current sources, by this version of flashsmith, for this
     tvm-ffi.
 
-    Its tvm-ffi may be any release with the ABI of the installed one, because each serving engine
-    requires its own release. The flags must be the same. The versions of compilers may differ,
-    since using a library needs no compiler. Libraries that are not current stay in the cache,
-    without being used, until they are evicted.
+    The library's tvm-ffi may be any release with the ABI of the installed release, because each
+    serving engine requires its own release. The flags must be the same. The versions of compilers
+    may differ, since using a library needs no compiler. Libraries that are not current stay in the
+    cache, without being used, until they are evicted.
     """
     return _is_of(manifest, _Origin(package_sources()))
 
 
 def _usable_manifests(csrc: Path, arch: int, semantics: Semantics | None = None) -> list[Manifest]:
-    """The manifests of libraries in the cache that were made from ``csrc``, the most recently used
-    first.
+    """Returns the manifests of those libraries in the cache that were made from ``csrc``, the most
+    recently used first.
 
     If ``semantics`` is None, libraries of all semantics are included. The result is empty in a
     self-contained copy of flashsmith, which has no cache.

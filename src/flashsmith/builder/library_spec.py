@@ -1,5 +1,5 @@
-"""The specification of a library: everything on which its content depends, and the key, which is a
-hash of that."""
+"""The specification of a library: everything on which the content of the library depends, and the
+library's key, which is a hash of the specification."""
 
 from __future__ import annotations
 
@@ -27,15 +27,16 @@ _NVCC_FLAGS = ("-O3", "-std=c++20", "-Xcompiler", ",".join(_HOST_FLAGS))
 # Packaged libraries have no symbols for debuggers and no build ID.
 _LINK_FLAGS = ("-Wl,-z,defs",)
 _PACKAGED_LINK_FLAGS = ("-s", "-Wl,--build-id=none")
-# For kernels that are not packaged: profilers find a kernel's source lines. The line table has
-# paths of the machine that compiled it, and is five times as large as the machine code.
+# The flag for kernels that are not packaged, with which profilers find the source lines of a
+# kernel. The line table contains paths of the machine that compiled the kernel, and it is five
+# times as large as the machine code.
 _LINE_TABLE = "-lineinfo"
-# For packaged kernels. The driver decompresses a kernel when the kernel is first used.
+# The flag for packaged kernels. The driver decompresses a kernel when the kernel is first used.
 _COMPRESSED = "--compress-mode=size"
 
 
 def package_version() -> str:
-    """This flashsmith's version."""
+    """The version of this flashsmith."""
     return bundle.VERSION or importlib.metadata.version("flashsmith")
 
 
@@ -113,8 +114,8 @@ class LibrarySpec:
         )
 
     def common_key(self) -> str:
-        """A key that all libraries of the family have in common, for any configs, semantics and
-        architecture."""
+        """A key that is the same for all libraries of the family, whatever their configs, semantics
+        and architecture are."""
         return self.object_key(self.source_hash)
 
     def object_key(self, source_hash: str) -> str:

@@ -24,12 +24,13 @@ from flashsmith.families import (
 from flashsmith.safe_json import parse_json
 
 MANIFEST_NAME = "manifest.json"
-# The names of files that a manifest may list.
+# The pattern of the names of files that a manifest may list.
 LIBRARY_FILE = re.compile(r"library\.so|ptx/\w+\.ptx(?:\.xz)?|sources/\w+\.(?:cu|cuh|cc)", re.ASCII)
-# Larger manifests are rejected: a kernel takes about 400 bytes, and there are at most some thousand
-# kernels.
+# The maximum size of a manifest. A kernel takes about 400 bytes, and there are at most some
+# thousand kernels.
 _MOST_BYTES = 2**26
-# Increased when the layout of a library changes; older libraries are then built again.
+# This number is increased when the layout of a library changes, so that older libraries are built
+# again.
 FORMAT = 3
 
 
@@ -62,7 +63,7 @@ class AdditionalKernel:
 
 @dataclass(frozen=True)
 class KernelEntry:
-    """A config in a library: its main kernel as compiled, and its additional kernels.
+    """A config in a library: the facts about its compiled main kernel, and its additional kernels.
 
     All fields are about the main kernel, except ``compile_seconds``, which is for all kernels.
     ``registers`` and the bytes of stack and spills are per thread, as ptxas reports them.
@@ -107,7 +108,7 @@ class KernelEntry:
 
     @property
     def most_registers(self) -> int:
-        """The registers per thread of the kernel that uses most."""
+        """The number of registers per thread of the kernel that uses the most."""
         return max(kernel.registers for kernel in self.kernels)
 
     @property

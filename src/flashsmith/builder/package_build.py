@@ -16,12 +16,13 @@ from flashsmith.builder.library_build import build_from
 from flashsmith.builder.sources import package_sources
 from flashsmith.families import KernelConfig, Semantics, by_family
 
-# The most kernels per library. More libraries would make a wheel larger, by 0.3 MB of host code
-# each. Larger libraries would lose more work when a build is killed, since the library that was
-# being built is lost.
+# The maximum number of kernels per library. With smaller libraries, a wheel would be larger, by 0.3
+# MB of host code for each library. With larger ones, more work would be lost if a build is killed,
+# since the library that was being built is lost.
 MOST_KERNELS = 64
 
-# Called with the number of kernels that have been built so far, and the event.
+# The type of a function that is called with the number of kernels that were built so far and with
+# the event.
 PackageProgress = Callable[[int, BuildEvent], None]
 
 
@@ -39,7 +40,7 @@ def library_groups(
 
 
 def package_seconds(kernels: Mapping[Semantics, Iterable[KernelConfig]], jobs: int) -> float:
-    """The expected seconds of wall time for compiling all kernels."""
+    """The expected wall time for compiling all kernels, in seconds."""
     return sum(expected_seconds(cfg) for found in kernels.values() for cfg in found) / jobs
 
 

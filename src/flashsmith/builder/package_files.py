@@ -30,7 +30,8 @@ _XZ = [{"id": lzma.FILTER_LZMA2, "preset": 9 | lzma.PRESET_EXTREME}]
 def package_files(
     libraries: Sequence[KernelLibrary], arch: int, cpu: str, *, ptx: bool
 ) -> dict[str, bytes]:
-    """The files of a package with these libraries, by their paths in the package's folder."""
+    """Returns the contents of the files of a package with these libraries, keyed by their paths in
+    the folder of the package."""
     found: dict[str, bytes] = {}
     packed = []
     for library in sorted(libraries, key=lambda library: library.manifest.key):
@@ -44,7 +45,8 @@ def package_files(
 
 
 def _files(library: KernelLibrary, ptx: bool) -> Iterator[tuple[str, bytes]]:
-    """The library's files in the package: sources are left out, and PTX is compressed."""
+    """Yields the files of a library as they are in the package: sources are left out, and PTX is
+    compressed."""
     for name in library.manifest.files:
         data = read_below(library.path, name, check=any_owner)
         if name == SHARED_OBJECT:
@@ -55,7 +57,7 @@ def _files(library: KernelLibrary, ptx: bool) -> Iterator[tuple[str, bytes]]:
 
 
 def _manifest(manifest: Manifest, files: dict[str, bytes]) -> Manifest:
-    """The manifest without times and durations, which differ from build to build."""
+    """Returns the manifest without times and durations, which differ from build to build."""
     return replace(
         manifest,
         created=date_of_files().isoformat(timespec="seconds"),

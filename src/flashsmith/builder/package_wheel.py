@@ -31,7 +31,8 @@ from flashsmith.operations import DEFAULT
 
 # The usual limit of package indexes on the size of a file, in bytes.
 MOST_BYTES = 100_000_000
-# The bytes that a part needs apart from its libraries' files: for the index, metadata and licenses.
+# The number of bytes that a part needs in addition to the files of its libraries: for the index,
+# metadata and licenses.
 _OTHER_FILES = 200_000
 
 
@@ -92,9 +93,9 @@ def _sizes(wheel: Path) -> Counter[str]:
 def _parts(
     libraries: Sequence[KernelLibrary], sizes: Mapping[str, int], most_bytes: int
 ) -> dict[str, list[KernelLibrary]]:
-    """The libraries of each part, by the part's name. The first part, which is named '', serves
-    attention(). The others are named after their operations, with a number if an operation needs
-    several parts."""
+    """Returns the libraries of each part, keyed by the name of the part. The first part, whose name
+    is '', serves attention(). The other parts are named after their operations, with a number if an
+    operation needs several parts."""
     groups: dict[str, list[KernelLibrary]] = {}
     for library in sorted(libraries, key=lambda library: library.manifest.key):
         operation = family_named(library.manifest.family).operation
@@ -110,7 +111,7 @@ def _parts(
 def _chunks(
     libraries: Sequence[KernelLibrary], sizes: Mapping[str, int], most_bytes: int
 ) -> Iterator[list[KernelLibrary]]:
-    """The libraries in their order, in chunks of at most ``most_bytes``."""
+    """Yields the libraries in their order, divided into chunks of at most ``most_bytes`` bytes."""
     chunk: list[KernelLibrary] = []
     taken = 0
     for library in libraries:

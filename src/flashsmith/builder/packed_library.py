@@ -1,4 +1,5 @@
-"""Packs a library into one byte string, to send it to a machine with another cache."""
+"""Packs a library into one byte string, with which it can be sent to a machine with another
+cache."""
 
 from __future__ import annotations
 
@@ -16,7 +17,7 @@ from flashsmith.system_errors import is_from_system
 
 
 def pack_library(library: KernelLibrary) -> bytes:
-    """A zip archive of a library's manifest and of the files that the manifest lists.
+    """Returns a zip archive of a library's manifest and of the files that the manifest lists.
 
     Raises CacheError if one of the files can no longer be read.
     """
@@ -33,7 +34,7 @@ def pack_library(library: KernelLibrary) -> bytes:
 
 
 def unpack_library(cache: Cache, key: str, packed: bytes) -> KernelLibrary:
-    """Publishes the packed library ``key`` in ``cache``, unless it is there already.
+    """Publishes the packed library ``key`` in ``cache``, unless the cache already has it.
 
     Raises CacheError if other users can write to the cache, if the files are not exactly the ones
     in the manifest, or if the library was not built from the sources that are installed here.
@@ -66,7 +67,7 @@ def _unpacked(packed: bytes) -> tuple[Manifest, dict[str, bytes]]:
         if any(one.compress_type != zipfile.ZIP_STORED for one in archive.infolist()):
             raise ValueError("its files are compressed")
         manifest = Manifest.from_json(archive.read(MANIFEST_NAME).decode())
-        # The names were checked when the manifest was read, so none leads out of the folder.
+        # The names were checked when the manifest was read, so no name leads out of the folder.
         files = {name: archive.read(name) for name in manifest.files}
     for name, record in manifest.files.items():
         if FileRecord.of_bytes(files[name]) != record:

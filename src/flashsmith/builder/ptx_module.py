@@ -1,10 +1,11 @@
 """Splits the PTX of a shard into one file per kernel.
 
-Each file is a complete module: the prelude, one entry, and those source files that its ``.loc``
-lines refer to. In a shard, source files, labels and debug strings are numbered consecutively. They
-are renumbered here, and paths are made relative. The text of a kernel then depends only on its
-config and the sources, except for a few ``.loc`` lines. It does not depend on other kernels in the
-shard, on the build folder, or on where the package is installed.
+Each file is a complete module: the prelude, one entry, and those source files to which the ``.loc``
+lines of the entry refer. In a shard, source files, labels and debug strings are numbered
+consecutively. Here they are renumbered, and paths are made relative. Then the PTX of a kernel
+depends only on the kernel's config and the sources, except for a few ``.loc`` lines. It does not
+depend on the other kernels in the shard, on the build folder, or on the place where the package is
+installed.
 """
 
 from __future__ import annotations

@@ -28,8 +28,8 @@ _ENTRY = re.compile(r"Compiling entry function '([^']+)' for '(sm_\w+)'")
 _FRAME = re.compile(r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads")
 _USED = re.compile(r"Used (\d+) registers(?:.*?(\d+) bytes smem)?")
 _TIME = re.compile(r"Compile time = ([\d.]+) ms")
-# Warnings, which precede the first entry: they report lost performance, or instructions that ptxas
-# has inserted for correctness.
+# The pattern of a warning. Warnings precede the first entry; they report lost performance, or
+# instructions that ptxas has inserted for correctness.
 _WARNING = re.compile(
     r"\((C\d+)\) (?:Potential Performance Loss: (.*)|(warpgroup\.\w+ is injected .*))"
 )
@@ -73,7 +73,7 @@ def parse_ptxas_report(text: str) -> dict[str, ResourceReport]:
 
 
 def nameless_warnings(text: str) -> tuple[str, ...]:
-    """The warnings that do not name a kernel, each once.
+    """Returns the warnings that do not name a kernel, each once.
 
     Each of them was caused by one of the kernels that were compiled.
     """

@@ -1,9 +1,9 @@
 """Slow kernels: kernels whose results are correct, but which the compiler made slow, by spills or
 in other ways.
 
-Only the output of ptxas shows this. A call never fails because of a slow kernel. A build warns
-about it. The chooser looks up here which kernels are known to be slow in this process, and takes
-another kernel if there is one.
+Only the output of ptxas shows that a kernel is slow. A build warns about a slow kernel, but a call
+never fails because of it. This module knows which kernels have been found to be slow in this
+process; the chooser then takes another kernel if there is one.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from flashsmith.builder.library import KernelLibrary
 from flashsmith.builder.manifest import AdditionalKernel, KernelEntry
 from flashsmith.families import KernelConfig, Semantics
 
-# These occur in messages of ptxas about serialised wgmma and about an ignored setmaxnreg.
+# Words that occur in messages of ptxas about serialised wgmma and about an ignored setmaxnreg.
 _SLOW = ("serialized", "'setmaxnreg' ignored")
 
 # The slow kernels in libraries that this process has opened, by architecture, semantics and config.
@@ -22,9 +22,9 @@ _noted: dict[tuple[int, Semantics, KernelConfig], KernelEntry] = {}
 
 
 def slowing_warnings(kernel: KernelEntry) -> list[str]:
-    """The warnings of ptxas which say that a kernel of the config is slow.
+    """Returns those warnings of ptxas which say that a kernel of the config is slow.
 
-    A warning about an additional kernel begins with its role.
+    A warning about an additional kernel begins with the role of the kernel.
     """
     return [
         prefix + warning
@@ -35,7 +35,8 @@ def slowing_warnings(kernel: KernelEntry) -> list[str]:
 
 
 def losses(kernel: KernelEntry) -> list[str]:
-    """The slowing_warnings, followed by register spills in the same form; empty without either."""
+    """Returns the slowing_warnings(), followed by register spills in the same form; [] if there are
+    none."""
     return slowing_warnings(kernel) + [
         f"{prefix}{one.spill_store_bytes} bytes of registers are spilled and "
         f"{one.spill_load_bytes} loaded back per thread"
@@ -74,8 +75,8 @@ def noted_slow(config: KernelConfig, arch: int, semantics: Semantics) -> KernelE
 
 
 def count_noted() -> int:
-    """How many kernels are noted.
+    """Returns the number of kernels that were noted.
 
-    When this number has changed, results that were computed from the noted kernels are out of date.
+    If this number has changed, results that were computed from the noted kernels are out of date.
     """
     return len(_noted)

@@ -19,7 +19,7 @@ _SUFFIXES = (".cu", ".cuh", ".cc", ".h")
 _INCLUDE = re.compile(rb'^[ \t]*#[ \t]*include[ \t]*"([^"\n]+)"', re.MULTILINE)
 # Host code that only packaged libraries have.
 PACKAGED_SOURCE = "packaged/older_libraries.cc"
-# The only header of the host code that generated code includes directly.
+# The only header of the host code that is included directly by generated code.
 _ASKED = "host/kernel_library.h"
 
 
@@ -55,7 +55,7 @@ class Sources:
 
     @property
     def roots(self) -> list[Path]:
-        """The folders to which the files' names are relative."""
+        """The folders to which the names of files are relative."""
         return [self._csrc, *(folder.parent for folder in self._folders.values())]
 
     @property

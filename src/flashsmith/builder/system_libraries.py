@@ -1,4 +1,4 @@
-"""The oldest system libraries with which a packaged kernel library runs: manylinux_2_28's.
+"""Makes packaged kernel libraries run with older system libraries, down to those of manylinux_2_28.
 
 Compilers link against the glibc of their system, and its newest symbol versions do not exist on
 older systems. So a packaged library is linked against small libraries that are made here. They
@@ -33,7 +33,7 @@ _NEEDED = {
     *("libstdc++.so.6", "libgcc_s.so.1", *_LOADERS.values()),
 }
 
-# The first symbol version of glibc, by processor.
+# The first symbol version of glibc for each processor.
 _FIRST_VERSION = {"x86_64": "GLIBC_2.2.5", "aarch64": "GLIBC_2.17"}
 # The functions that the CUDA runtime calls and that glibc 2.34 moved to libc.so.6.
 _MOVED: Mapping[str, tuple[str, ...]] = {
@@ -53,12 +53,12 @@ _MOVED: Mapping[str, tuple[str, ...]] = {
     ),
     "librt.so.1": ("shm_open", "shm_unlink"),
 }
-# Functions that were added to glibc after its first version for a processor, with the version that
+# Functions that were added to glibc after its first version for a processor, and the versions that
 # added them.
 _LATER_VERSIONS = {("x86_64", "dlmopen"): "GLIBC_2.3.4"}
 
 
-# The functions of a library by symbol version; '' stands for no version.
+# The functions of a library, keyed by their symbol version; '' stands for no version.
 Versioned = Mapping[str, Sequence[str]]
 
 
@@ -78,8 +78,8 @@ def older_glibc(cpu: str) -> dict[str, Versioned]:
 def library_stubs(
     libraries: Mapping[str, Versioned], gxx: Path, folder: Path, name: str
 ) -> dict[Command, Path]:
-    """The commands that build stub libraries, which have no code and are only linked against, each
-    with the path of its library.
+    """Returns the commands that build stub libraries, each with the path of its library. Stub
+    libraries have no code; other libraries are only linked against them.
 
     The sources of the stubs are written to ``folder``, whose path is passed to compilers as
     ``name``.
@@ -105,8 +105,8 @@ def tvm_ffi_functions(library: bytes) -> list[str]:
 
 @dataclass(frozen=True)
 class SystemNeeds:
-    """The parts of the system that a shared object needs: libraries, symbols with their versions,
-    and symbols of libraries without versions."""
+    """The parts of the system that a shared object needs: libraries, symbols with versions, and
+    symbols without versions."""
 
     libraries: tuple[str, ...]
     symbols: Mapping[str, str]  # 'dlsym': 'GLIBC_2.2.5'

@@ -25,8 +25,8 @@ from flashsmith.errors import CacheError
 from flashsmith.system_errors import is_from_system
 
 LOCK = "lock"
-# How old a folder without a lock file must be before it is removed. A process is still creating the
-# folder, or died while creating it.
+# The age from which on a folder without a lock file is removed. A younger folder may be one that a
+# process is still creating.
 _UNLOCKED_GRACE_SECONDS = 3600.0
 
 _ADVICE = {
@@ -70,7 +70,8 @@ def subfolders(folder: Path) -> list[Path]:
 
 
 class TemporaryFolders:
-    """The temporary folders in ``folder``; their names are ``prefix`` and 16 hexadecimal digits.
+    """The temporary folders in ``folder``, whose names are ``prefix`` followed by 16 hexadecimal
+    digits.
 
     Other folders, and folders of other users, are not touched. Methods raise OSError.
     """

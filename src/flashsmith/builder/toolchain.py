@@ -32,7 +32,7 @@ _GXX_ADVICE = "install g++ 11 or later, for example with: apt-get install g++"
 
 @dataclass(frozen=True)
 class Toolchain:
-    """The compilers, their versions, and the folders with their headers and libraries."""
+    """The compilers, their versions, and the folders with headers and libraries."""
 
     nvcc: Path
     nvcc_version: str
@@ -47,7 +47,7 @@ class Toolchain:
 
     @property
     def crosses(self) -> bool:
-        """Whether libraries are built for a processor other than this machine's."""
+        """Whether libraries are built for a processor other than the one of this machine."""
         return self.cpu != this_cpu()
 
     def identity(self) -> tuple[str, ...]:
@@ -66,8 +66,8 @@ class Toolchain:
 
 
 def known_cpu(name: str | None = None) -> str:
-    """The processor for which libraries are built, x86_64 or aarch64; if ``name`` is None, this
-    machine's.
+    """Returns the processor for which libraries are built, x86_64 or aarch64. If ``name`` is None,
+    this is the processor of this machine.
 
     Raises ArgumentError for any other name.
     """
@@ -228,8 +228,8 @@ def _gxx_version(gxx: Path) -> str:
 
 
 def _output(command: list[str], advice: str) -> str:
-    """Runs a compiler with options that make it print information about itself, and returns its
-    output.
+    """Runs a compiler with options that make it print information about itself, and returns what it
+    printed.
 
     If even this fails, the compiler is unusable, and the error contains ``advice``.
     """

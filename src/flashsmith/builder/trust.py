@@ -16,8 +16,8 @@ from flashsmith.errors import CacheError
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _FILE = os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC
 
-# For each cache, by device and inode: an open descriptor of its folder libraries/. The paths given
-# to the dynamic linker contain the number of the descriptor, and the linker assumes that equal
+# For each cache, by device and inode: an open descriptor of its folder libraries/. The paths that
+# the dynamic linker gets contain the number of the descriptor, and the linker assumes that equal
 # paths mean the same library. So a number must always refer to the same folder, and therefore the
 # descriptors are never closed.
 _folders: dict[tuple[int, int], int] = {}
@@ -80,7 +80,8 @@ def checked_path(shared_object: Path) -> Iterator[str]:
 
 
 def _kept(fd: int) -> int:
-    """A descriptor of the same folder as ``fd``; every call returns the same one."""
+    """Returns a descriptor of the same folder as ``fd``. For one folder, every call returns the
+    same descriptor."""
     status = os.fstat(fd)
     key = status.st_dev, status.st_ino
     with contextlib.suppress(KeyError, OSError):

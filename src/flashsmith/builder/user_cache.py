@@ -16,8 +16,8 @@ from flashsmith.pluralize import pluralize
 def cache_dir() -> Path:
     """The folder that contains the cache.
 
-    This is FLASHSMITH_CACHE_DIR if it is set, otherwise 'flashsmith' in the user's cache folder. It
-    may contain other files too; the cache itself is ``cache_path()``.
+    This is FLASHSMITH_CACHE_DIR if it is set, otherwise 'flashsmith' in the user's cache folder.
+    The folder may contain other files too; the cache itself is ``cache_path()``.
 
     Raises CacheError if the user has no home folder, or if the path is not UTF-8.
     """

@@ -1,4 +1,5 @@
-"""Chooses a kernel for a problem: attention(), the chooser behind it, and the table of winners."""
+"""The functions that choose a kernel automatically, such as attention(); the chooser that they use;
+and the table of winners."""
 
 from flashsmith.chooser.attention import attention, cached_attention, remember_attention
 from flashsmith.chooser.backward import backward, remember_backward

@@ -178,7 +178,7 @@ def attention(
             kernel clamps them, and does not write rows of the output that belong to no sequence.
         max_seqlen_q, max_seqlen_k: an upper bound on the packed sequences' lengths; longer
             sequences are cut off. None computes it, and a call on a device waits once for that.
-        out: where to write the result, q's shape (with v's d) and dtype; None allocates it.
+        out: a tensor for the result, with q's shape (but v's d) and dtype; None allocates one.
         return_lse: also return the log-sum-exp of the scores and the sink: fp32, (batch, heads_q,
             seq_q) or (heads_q, total_q). It is -inf for a row without keys and sink.
         return_row_max: also return the maximum of each row's scaled and capped scores, without the
@@ -188,9 +188,10 @@ def attention(
             k_begin. kv_idx counts from the sequence's first key: of cu_seqlens_k, or of k.
         seqused_k: (batch,) int32: how many keys of each sequence count; None counts all from
             k_begin on. On a device only the kernel reads it.
-        k_begin: (batch,) int32: the row of k where each sequence's keys begin; None is its first
-            row. In a packed k it may be any row, independent of cu_seqlens_k. For every mask, the
-            last query has the position of the last key that counts, k_begin + seqused_k - 1.
+        k_begin: (batch,) int32: the row of k where each sequence's keys begin; None is the
+            sequence's first row. In a packed k it may be any row, independent of cu_seqlens_k. For
+            every mask, the last query has the position of the last key that counts, k_begin +
+            seqused_k - 1.
         bits: 'canonical' makes a row's output and log-sum-exp depend only on its own query, the
             keys and values that it attends to, and what is computed (mask, scores, sinks,
             dtype, d). The bits are then the same in training, prefill, any chunks of a prompt, and
@@ -232,7 +233,8 @@ def attention(
 
 
 def remember_attention(arguments: tuple[Any, ...], names: tuple[str, ...]) -> None:
-    """Lets run_repeated serve equivalent calls after this one, which attention() has just served.
+    """Remembers a call that attention() has just served, so that run_repeated can serve equivalent
+    calls.
 
     ``arguments`` are q, k and v, followed by the values of the keywords in ``names``.
     """
@@ -246,8 +248,8 @@ def remember_attention(arguments: tuple[Any, ...], names: tuple[str, ...]) -> No
 def cached_attention(
     arguments: tuple[Any, ...], names: tuple[str, ...]
 ) -> tuple[CachedCall, tuple[Any, ...]] | None:
-    """The cached call for arguments with which attention() was just called, and the call's tensors
-    (None for each tensor that is not given).
+    """Returns the cached call for arguments with which attention() was just called, and the tensors
+    of the call (None for each tensor that was not given).
 
     Returns None if no call is cached, or if a tensor requires grad, because autograd may be enabled
     in later calls.

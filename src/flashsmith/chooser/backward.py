@@ -89,7 +89,8 @@ def backward(
 
 
 def remember_backward(arguments: tuple[Any, ...], names: tuple[Any, ...]) -> None:
-    """Lets run_repeated serve calls equivalent to this one, which backward() has served.
+    """Remembers a call that backward() has just served, so that run_repeated can serve equivalent
+    calls.
 
     ``arguments`` are the six tensors, followed by the values of keywords. ``names`` has a word for
     this function, whether gradients are enabled, and the names of these keywords.
@@ -97,7 +98,7 @@ def remember_backward(arguments: tuple[Any, ...], names: tuple[Any, ...]) -> Non
     groups = cached_calls.repeated
     keywords = dict(zip(names[2:], arguments[6:], strict=True))
     deterministic = keywords.pop("deterministic", None)
-    if deterministic is None:  # PyTorch's setting decides
+    if deterministic is None:  # A setting of PyTorch may decide
         return
     others = {name: keywords.pop(name, None) for name in ("dlse", "grad_dtype", "config")}
     needs, emulate = keywords.pop("needs", (True,) * 4), keywords.pop("emulate", False)
@@ -115,8 +116,8 @@ def remember_backward(arguments: tuple[Any, ...], names: tuple[Any, ...]) -> Non
 def backward_ahead(
     config: KernelConfig | None, deterministic: bool, dq: bool, dk: bool, dv: bool
 ) -> BackwardAhead:
-    """Describes the backward pass that will follow a forward pass; ``dq``, ``dk`` and ``dv`` say
-    which gradients it computes."""
+    """Returns a description of the backward pass that will follow a forward pass. ``dq``, ``dk``
+    and ``dv`` say which gradients the backward pass computes."""
     gradients = gradients_word(dq, dk, dv)
     if config is None:
         return _AHEAD[deterministic, gradients]
@@ -133,7 +134,7 @@ def check_config_for(operation: str, argument: str, config: Any) -> None:
     if config is None:
         return
     is_config = isinstance(config, KernelConfig)
-    # A config of a family that is not registered is checked by the call itself.
+    # The call itself checks a config whose family is not registered.
     if is_config and (not hasattr(config, "family") or config.family.operation == operation):
         return
     raise ArgumentError(
@@ -143,10 +144,10 @@ def check_config_for(operation: str, argument: str, config: Any) -> None:
 
 
 def resolve_deterministic(deterministic: Any, q: Any, bits: Any = None) -> bool:
-    """Whether gradients must have the same bits in every run.
+    """Returns whether gradients must have the same bits in every run.
 
-    If ``deterministic`` is None, they must if the forward pass has canonical ``bits``, or if q is a
-    PyTorch tensor and PyTorch requires determinism.
+    If ``deterministic`` is None, this is required if the forward pass has canonical ``bits``, or if
+    q is a PyTorch tensor and PyTorch is set to be deterministic.
 
     Raises ArgumentError unless ``deterministic`` is True, False or None.
     """
@@ -168,7 +169,7 @@ def check_deterministic_flag(deterministic: Any) -> None:
         )
 
 
-# The function that chooses a kernel, by the value of `deterministic`.
+# For each value of `deterministic`, the function that chooses a kernel.
 CHOOSERS: dict[bool, Chooser] = {
     False: choose_config,
     True: partial(choose_config, deterministic=True),

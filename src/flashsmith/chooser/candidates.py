@@ -10,7 +10,7 @@ from flashsmith.families.head_dims import HeadDims
 
 
 def by_preference(operation: str = "forward") -> tuple[Family, ...]:
-    """The families of an operation, the ones for the newest GPUs first."""
+    """The families of an operation; families that need the newest GPUs come first."""
     return tuple(sorted(families(operation), key=lambda family: -family.oldest_arch))
 
 
@@ -22,17 +22,18 @@ def candidates(
     operation: str = "forward",
     gradients: str = "",
 ) -> tuple[KernelConfig, ...]:
-    """The configs to compare for a head dimension on a device, from all families of an operation,
-    in order of preference. A later config is chosen only for a sufficient gain, because its kernel
-    may have to be built first.
+    """Returns the configs to compare for a head dimension on a device, from all families of an
+    operation and in order of preference. A later config is chosen only for a sufficient gain,
+    because its kernel may have to be built first.
 
     ``masked``: whether some rows see fewer keys than other rows.
-    ``gradients``: the word in the problem string for the gradients that are needed.
+    ``gradients``: the value of Problem.gradients for the gradients that are needed.
     """
     return _candidates(by_preference(operation), dtype, d_head, device, masked, gradients)
 
 
-# The families are in the key of the cache, since more may be registered at any time.
+# The families are arguments, so that they are in the key of the cache: more families may be
+# registered at any time.
 @lru_cache(maxsize=512)
 def _candidates(
     asked: tuple[Family, ...],

@@ -1,5 +1,5 @@
-"""Choice: which kernel serves a problem on a device. attention(), `flashsmith choose` and builds
-ahead of time use it."""
+"""Chooses the kernel that serves a problem on a device, for attention(), for `flashsmith choose`
+and for builds ahead of time."""
 
 from __future__ import annotations
 
@@ -56,18 +56,18 @@ class RunnerUp:
 
 @dataclass(frozen=True)
 class Choice:
-    """The kernel chosen for a problem on a device, and why.
+    """The kernel that was chosen for a problem on a device, and the reason.
 
-    evidence: what the choice is based on: 'table' (a measurement in the problem's bucket of sizes),
-        'nearest' (one in another bucket), 'related' (one for another mask, layout, dtype or GPU),
-        'cost model' (there are no measurements) or 'offered' (there is no cost model either).
+    evidence: what the choice is based on: a measurement in the problem's bucket of sizes ('table'),
+        in another bucket ('nearest') or for another mask, layout, dtype or GPU ('related'); the
+        cost model, because there are no measurements ('cost model'); or neither ('offered').
     why: the evidence as a sentence.
     ms: the expected time; 0 if unknown.
-    tflops: the problem's attn_flop() divided by ms; 0 if there is no time.
-    repeatable: the best config with the same bits in every run, if the chosen config's bits vary;
-        None if they do not vary, or if there is no such config.
-    runners_up: the other configs, fastest first.
-    passed_over: for each family that was not chosen, the reason.
+    tflops: the problem's attn_flop() per expected time, in TFLOP/s; 0 if the time is unknown.
+    repeatable: if the bits of the chosen config vary between runs, the best config whose bits do
+        not vary. None if they do not vary, or if there is no such config.
+    runners_up: the configs that were not chosen, fastest first.
+    passed_over: for each family that was not chosen, the reason why not.
     notes: why the kernel is slow on this problem, and which table entries were ignored.
     """
 
@@ -89,8 +89,8 @@ class Choice:
 
     @property
     def order(self) -> str:
-        """The order of operations in a row: 'canonical-1', or 'its own'; '' for operations besides
-        attention."""
+        """The name of the order in which rows are computed: 'canonical-1' or 'its own'; '' for
+        operations other than attention."""
         has_order = self.config.family.order(self.config, self.device.arch) is not None
         return order_name(self.config) if has_order else ""
 
@@ -130,8 +130,8 @@ class Choice:
         return f"no; with deterministic=True {self._beside(self.repeatable)}"
 
     def _beside(self, one: RunnerUp) -> str:
-        """A config in words, with its time relative to the chosen config's if both times are
-        known."""
+        """A config and its expected time as a string. This shows how much longer the time is than
+        that of the chosen config if both times are known."""
         if self.evidence == "offered":
             return str(one.config)
         behind = f"{one.ms / self.ms - 1:+.1%}" if self.ms else ""
@@ -160,10 +160,10 @@ class Choice:
 def _expected_here(
     evidence: Evidence, problem: Problem, device: DeviceSpec, winners: WinnersTable
 ) -> list[ExpectedTime]:
-    """The configs and their expected times for the given problem.
+    """Returns the configs of the evidence and their expected times for the given problem.
 
-    ``evidence`` may have been gathered for without_batch(problem), which replaces the given problem
-    when a kernel is chosen.
+    ``evidence`` may have been gathered for without_batch(problem), for which a kernel is chosen in
+    the place of the given problem.
     """
     found: dict[Any, ExpectedTime] = {}
     for one in evidence.expected:
@@ -242,8 +242,8 @@ def choose(
 
 
 def _repeatable(problem: Problem, device: DeviceSpec, winners: WinnersTable) -> RunnerUp | None:
-    """The best kernel that gives the same bits in every run; None if no kernel for the problem's d
-    does."""
+    """The best kernel that gives the same bits in every run; None if there is no such kernel for
+    the problem's d."""
     try:
         first = gather(problem, device, winners, deterministic=True).expected[0]
     except ArgumentError:
@@ -259,14 +259,15 @@ def choose_config(
     deterministic: bool = False,
     tolerance: float = 0.0,
 ) -> Any:
-    """The config that choose(problem, device) chooses; cached, since attention() calls this for
-    each problem.
+    """Returns the config that choose(problem, device) chooses. The results are cached, since
+    attention() calls this function for each problem.
 
-    ``family``: consider only kernels of this family, because others cannot read the call's tensors.
-    ``among``: consider only these configs, because no others are built. The first of these whose
-        expected time is at most (1 + ``tolerance``) times the shortest is chosen. The times come
-        from the evidence if it has the config, otherwise from estimates. Configs of families that
-        have no cost model come last.
+    ``family``: consider only kernels of this family, because kernels of other families cannot read
+        the tensors of the call.
+    ``among``: consider only these configs, because no other configs are built. The first of these
+        whose expected time is at most (1 + ``tolerance``) times the shortest is chosen. The times
+        come from the evidence if it has the config, otherwise from estimates. Configs of families
+        that have no cost model come last.
     ``deterministic``: consider only kernels that give the same bits in every run.
 
     Warns once if there are no measurements for this machine's GPU, and once if a part of a table
@@ -279,8 +280,8 @@ def choose_config(
     return _choose_config(problem, device, family, among, deterministic, tolerance, noted)
 
 
-# ``noted`` is not used, but is part of the cache key. It is the number of kernels that are known to
-# compile to slow code; each of these may change a choice.
+# ``noted`` is only a part of the cache key. It is the number of kernels that are known to compile
+# to slow code, each of which may change a choice.
 @lru_cache(maxsize=4096)
 @paused_collection()
 def _choose_config(
@@ -322,12 +323,14 @@ class Expectation(NamedTuple):
         return self.evidence.expected[0]
 
     def ms(self, config: KernelConfig) -> float:
-        """The expected time of a config, from the evidence if it has one.
+        """Returns the expected time of a config, from the evidence if the evidence contains the
+        config.
 
-        Otherwise it is the cost model's estimate, scaled so that the estimate of the chosen config
-        equals the expected time of that config. The result is at least the time of the chosen
-        config, and infinite if the family has no cost model. Configs of a family that is not in the
-        evidence get a longer time, since an estimate is worth less than a measurement.
+        Otherwise, the cost model estimates the time. The estimate is scaled by the factor with
+        which the estimate of the chosen config equals the expected time of the chosen config. The
+        result is at least the time of the chosen config, and infinite if the family has no cost
+        model. Configs of a family that is not in the evidence get a longer time, since an estimate
+        is less certain than a measurement.
         """
         for one in self.evidence.expected:
             if one.config == config:
@@ -347,7 +350,7 @@ class Expectation(NamedTuple):
 def expectation(
     problem: Problem, device: DeviceSpec, *, deterministic: bool = False
 ) -> Expectation:
-    """The evidence by which choose_config() chooses.
+    """Returns the evidence by which choose_config() chooses a config for the problem.
 
     Raises ArgumentError if no kernel serves the problem on the device.
     """
@@ -357,8 +360,8 @@ def expectation(
 
 
 def forget_choices() -> None:
-    """Makes the next choice read the tables again, even for a call that has been made before."""
-    # This order ensures that no outdated choice is cached again.
+    """Makes every choice read the tables again, also for calls that were made before."""
+    # With this order, no outdated choice is cached again.
     _relevant_winners.cache_clear()
     _choose_config.cache_clear()
     forget_cached_launches()
@@ -377,7 +380,7 @@ def build_for(
 
     The libraries are for ``device``, or for the first known GPU of ``arch`` (80 is sm_80).
     ``deterministic``: whether calls will have deterministic=True. If the chosen kernel compiles to
-    slow code, the next best kernel is built too, and attention() uses that one.
+    slow code, the next best kernel is built too, and attention() uses the latter.
 
     Raises what ``choose_config`` and ``flashsmith.builder.build`` raise.
     """
@@ -395,9 +398,11 @@ def build_for(
 
 
 def adapt_to_problem(config: KernelConfig, problem: Problem, device: DeviceSpec) -> Any:
-    """Adapts a config, which was chosen for any batch, to the problem's queries and cache.
+    """Returns a config that was chosen independently of the batch, adapted to the queries and the
+    cache of the problem.
 
-    The measurements of caches of the problem's format decide among configs of the same bits.
+    Measurements over caches of the problem's format decide which of the configs with the same bits
+    is used.
     """
     config = adapt_to_queries(config, problem, device)
     return fastest_over_cache(config, problem, device, _winners(problem, device))
@@ -409,17 +414,17 @@ def _winners(problem: Problem, device: DeviceSpec) -> WinnersTable:
 
 @lru_cache(maxsize=64)
 def _relevant_winners(arch: int, d_head: HeadDims) -> WinnersTable:
-    """The winners that WinnersTable.lookup() finds for problems of a d_head on an architecture.
-    Shipped winners for another d_head are left out, since most processes use only one d_head, and
-    reading all winners doubles the time of a first call. One winner for each architecture is kept,
-    since messages say whether any winner is known."""
+    """The winners that WinnersTable.lookup() may find for problems of a d_head on an architecture.
+    Shipped winners for another d_head are left out, because most processes use only one d_head, and
+    reading all winners would double the time of a first call. For each architecture, one winner is
+    kept in any case, because messages say whether any winner is known."""
     seen: set[int] = set()
     wanted = d_head if isinstance(d_head, HeadPair) else (d_head, 0)
 
     def is_wanted(record: Any) -> bool:
         its_arch = record.get("arch") if isinstance(record, dict) else None
         if not isinstance(its_arch, int):
-            return True  # the library is unusable, which a note will report
+            return True  # the record is unusable, which a note will report
         is_first = its_arch not in seen
         seen.add(its_arch)
         widths = record.get("d_head"), record.get("d_v", 0)
@@ -435,7 +440,7 @@ def _check_d(problem: Problem, argument: str) -> None:
         raise ArgumentError(f"{argument}: {error}") from None
 
 
-# At most this many notes on a table are shown; the others are counted.
+# The maximum number of notes on a table that are shown; further notes are only counted.
 _NOTES = 3
 _said: set[tuple[Hashable, str]] = set()
 
@@ -443,13 +448,15 @@ _said: set[tuple[Hashable, str]] = set()
 def _warn(evidence: Evidence, device: DeviceSpec, winners: WinnersTable) -> None:
     for note in (*_shortened(winners.notes), *_shortened(evidence.notes)):
         _warn_once(note, winners.versions)
-    # In the emulator speed does not matter, and the device is one of KNOWN_DEVICES.
+    # There is no warning in the emulator, whose device is one of KNOWN_DEVICES: speed does not
+    # matter there.
     if evidence.fallback and device not in KNOWN_DEVICES:
         _warn_once(f"{evidence.fallback} (`flashsmith tune` measures and remembers)")
 
 
 def _shortened(notes: Sequence[str]) -> list[str]:
-    """The first few notes on unusable table entries, and the number of further notes."""
+    """Returns the first notes on unusable table entries, and a sentence with the number of further
+    notes."""
     more = len(notes) - _NOTES
     if more <= 1:
         return list(notes)
@@ -457,7 +464,8 @@ def _shortened(notes: Sequence[str]) -> list[str]:
 
 
 def _warn_once(note: str, versions: Hashable = None) -> None:
-    """Warns once per process; if the files that the note is about have changed, once more."""
+    """Shows a warning, but only once per process. If the files that the note is about have changed
+    since then, the warning is shown again."""
     if (versions, note) not in _said:
         _said.add((versions, note))
         warnings.warn(f"flashsmith: {printable(note)}", stacklevel=2)

@@ -126,10 +126,10 @@ def attention_with_cache(
         page_table: (batch, maximum pages of a sequence) int32: key i of a sequence is in slot i %
             page of page page_table[., i // page]. Unused entries may be anything, such as -1. Other
             invalid entries are errors on the host, and are clamped on a device.
-        kv_offset: (batch,) int32, for rolling caches: how many keys the sequence has dropped before
-            the cache's first key; all are outside every query's window. cache_lens does not count
-            them; positions of cos and sin do. With bits='canonical', rows then have the bits that
-            they would have with the whole cache.
+        kv_offset: (batch,) int32, for rolling caches: how many keys each sequence has dropped, all
+            of them before the cache's first key and outside every query's window. cache_lens does
+            not count them; positions of cos and sin do. With bits='canonical', rows then have the
+            bits that they would have with the whole cache.
         k, v: q's shape with heads_k heads, and v with v_cache's d; they are appended at cache_lens
             before attention. None appends nothing. Sequences must not share the pages to which they
             append. JAX arrays cannot be appended to.
@@ -147,20 +147,20 @@ def attention_with_cache(
         score_mod, mask_mod, mask, bias: as for attention(). In functions, kv_idx and q_idx are
             positions in the whole sequence, which includes the keys that kv_offset counts. Columns
             of tensors are positions, too, and their rows are the queries of the call. The rows of a
-            BlockMask with as many queries as keys are positions, too. The rows of any other are the
+            BlockMask are positions, too, if it has as many queries as keys; otherwise they are the
             queries of the call, which its mask_mod counts from 0, as after slicing. causal is True
             unless given, also with a mask.
         k_scale, v_scale: the factors of the cache's keys and values: numbers, or fp32 tensors with
             one number or one for each K/V head; None is 1. A latent cache has k_scale alone. In
             fp32, k_scale multiplies the scores before score_mod, and v_scale multiplies o before it
-            is rounded. Appended k and v are
-            divided by them; 8-bit floats are rounded to nearest even and saturate.
+            is rounded. Appended k and v are divided by these scales; 8-bit floats are rounded to
+            nearest even and saturate.
         split: 'invariant' splits the keys of a sequence by its own length alone; 'free' may take
             the batch into account and may be faster.
         bits: 'canonical' gives each row the bits that attention(bits='canonical') gives it, in any
             chunks, batch and pages, and with any split. None is FLASHSMITH_BITS, or 'free'.
-        out: where to write the result, q's shape with v_cache's d, and q's dtype; None allocates
-            it.
+        out: a tensor for the result, with q's shape (but v_cache's d) and dtype; None allocates
+            one.
         return_lse: also return log(sum(exp(scores))) with the sink, fp32, (batch, heads_q, seq_q)
             or (heads_q, total_q). It is -inf for a row without keys and sink.
         config: the kernel to use; None chooses one.
@@ -198,9 +198,9 @@ def attention_with_cache(
 
 
 def remember_attention_with_cache(arguments: tuple[Any, ...], names: tuple[str, ...]) -> None:
-    """Lets run_repeated serve equivalent calls after this one, which attention_with_cache() has
-    just served. ``arguments`` are q, k_cache and v_cache, followed by the values of the keywords in
-    ``names``."""
+    """Remembers a call that attention_with_cache() has just served, so that run_repeated can serve
+    equivalent calls. ``arguments`` are q, k_cache and v_cache, followed by the values of the
+    keywords in ``names``."""
     groups = cached_calls.repeated
     keywords = dict(zip(names, arguments[3:], strict=True))
     chosen = keywords.pop("config", None) or CHOOSERS[keywords.get("split", INVARIANT)]
@@ -232,12 +232,12 @@ def _for_its_queries(alike: Problem, problem: Problem, device: DeviceSpec, **how
     among = how.pop("among", ())
     if not among:
         return adapt_to_problem(choose_config(alike, device, **how), problem, device)
-    # If only built configs may be chosen, the adapted config might not be one of them. Configs are
-    # compared as if the cache were plain, because ``alike`` stands for a plain cache.
+    # If only built configs may be chosen, the adapted config might not be built. Configs are
+    # compared as if the cache were plain, because the problem ``alike`` has a plain cache.
     built = {replace(config, cache=CacheFormat.PLAIN): config for config in among}
     legal = tuple(config for config in built if is_legal(config, device))
     return built[choose_config(alike, device, among=legal, **how)] if legal else among[0]
 
 
-# The function that chooses a kernel, by the value of `split`.
+# For each value of `split`, the function that chooses a kernel.
 CHOOSERS: dict[str, Chooser] = {INVARIANT: _choose_invariant, FREE: _choose_freely}

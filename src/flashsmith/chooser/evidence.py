@@ -1,17 +1,17 @@
-"""Evidence: the expected times of configs for a problem and a device, from the table of winners.
+"""Evidence: the expected times of configs for a problem on a device, from the table of winners.
 
-The evidence is the nearest entry of the table that has a config which the device can run. Its times
-were usually measured on another problem, so each time is scaled:
+The evidence is the nearest entry of the table with a config that the device can run. The times in
+the entry were usually measured on another problem, so each time is scaled:
 
     ms here = ms measured x estimate(config, here) / estimate(config, there)
 
-Errors that both estimates share cancel. What remains is predicted well by the cost model: the
-amount of work, and the number of waves. So a config that was fastest with thousands of CTAs is
-replaced if its large tiles would leave SMs idle here.
+Errors that both estimates share cancel. What remains is the amount of work and the number of waves,
+which the cost model predicts well. So a config that was fastest with thousands of CTAs is replaced
+if its large tiles would leave SMs idle on the present problem.
 
-The replacement need not be in the entry. It is then assumed to be as slow as the slowest config in
-the entry, or slower if the model's estimate, relative to the fastest config in the entry, is
-higher.
+The replacement may be a config that is not in the entry. It is then assumed to be as slow as the
+slowest config in the entry. If the model's estimate, scaled by the fastest config in the entry, is
+longer, this estimate is used instead.
 """
 
 from __future__ import annotations
@@ -50,18 +50,18 @@ from flashsmith.semantics.mask import CAUSAL
 
 EvidenceKind = Literal["table", "nearest", "related", "cost model", "offered"]
 
-# A config replaces the config that was measured as the fastest, or a preferred config, only if the
-# predicted gain is at least this share. A smaller gain is within the error of the estimate and does
-# not justify building another kernel.
+# The shares of the time that a config must gain, as predicted, to replace the config that was
+# measured as the fastest, or a preferred config. A smaller gain is within the error of the estimate
+# and does not justify building another kernel.
 GAIN_OVER_MEASURED = 0.02
 GAIN_OVER_PREFERRED = 0.03
-# The gain that is required to choose a config that splits keys or packs the heads of a group into a
-# tile, if the problem itself was not measured. It is a share of the time and a minimum in
-# milliseconds, because a second launch takes time on the host.
+# The gain that a config must have to be chosen if it splits keys or packs the heads of a group into
+# a tile, and the problem itself was not measured. The gain must be both this share of the time and
+# this number of milliseconds, because a second launch takes time on the host.
 GAIN_OF_PARTS, LEAST_GAIN_OF_PARTS = 0.25, 0.005
-# The gain that is required to choose a config that is not in the measured entry.
+# The share of the time that a config must gain to be chosen if it is not in the measured entry.
 GAIN_UNMEASURED = 0.10
-# A deterministic config is preferred to a nondeterministic one that is faster by at most this
+# A deterministic config is preferred if the nondeterministic config is faster by at most this
 # share.
 COST_OF_REPEATING = 0.03
 
@@ -76,13 +76,13 @@ class ExpectedTime:
 
 @dataclass(frozen=True)
 class Evidence:
-    """The configs that were considered, the chosen one first and the others by time, and why it was
-    chosen.
+    """The configs that were considered, and why one of them was chosen. The chosen config comes
+    first; the others follow in order of time.
 
     why: one sentence.
-    fallback: if there are no measurements, a warning to be given once; otherwise ''.
-    notes: which entries were ignored, and why.
-    entry: the measured entry that was used, if any.
+    fallback: if there are no measurements, a warning to show once; otherwise ''.
+    notes: sentences that say which entries were ignored, and why.
+    entry: the measured entry that was used, or None.
     """
 
     kind: EvidenceKind
@@ -96,7 +96,8 @@ class Evidence:
 class KernelFilter(NamedTuple):
     """Selects the kernels that compute a problem's gradients and can read its cache.
 
-    Optionally selects only the kernels of one family, or only deterministic kernels.
+    If ``family`` is given, selects only kernels of this family; if ``deterministic`` is set, only
+    deterministic kernels.
     """
 
     problem: Problem
@@ -108,7 +109,7 @@ class KernelFilter(NamedTuple):
             return False
         if self.problem.bits and not version_of(config):
             return False
-        # A config for a plain cache stands for the configs for all cache formats of its family.
+        # A config for a plain cache stands for the configs of its family for all cache formats.
         if self.problem.cache and "cache" not in config.KNOBS:
             return False
         return not self.deterministic or config.family.is_deterministic(config)
@@ -121,13 +122,14 @@ def gather(
     family: str | None = None,
     deterministic: bool = False,
 ) -> Evidence:
-    """Gathers the evidence for a problem on a device.
+    """Returns the evidence for a problem on a device.
 
-    ``family`` restricts it to the kernels of one family, ``deterministic`` to kernels that give the
-    same bits in every run. For partial attention, measurements of whole attention over the same
-    number of keys are used.
+    ``family`` restricts the evidence to kernels of one family, and ``deterministic`` restricts it
+    to kernels that give the same bits in every run. For partial attention, it uses measurements of
+    whole attention over the same number of keys.
 
-    Raises ArgumentError if no kernel has the problem's d, or if none fits on the device.
+    Raises ArgumentError if there are no kernels for the problem's d, or if none of these fits on
+    the device.
     """
     if problem.semantics.program:
         return _of_program(problem, device, table, family, deterministic)
@@ -160,13 +162,12 @@ def _of_program(
     family: str | None,
     deterministic: bool,
 ) -> Evidence:
-    """The evidence for a problem with a score or mask function. It is the evidence for the problem
-    without the function, with adapted configs, for example ones whose tiles visit lists of K/V
-    blocks."""
+    """Returns the evidence for a problem with a score or mask function. This is the evidence for
+    the problem without the function, but its configs are adapted: their tiles visit lists of K/V
+    blocks, for example."""
     semantics, program = problem.semantics, problem.semantics.caller_program
     hides = program is not None and program.mask is not None
-    # Under a function's mask, tiles take different numbers of steps, as they do under a causal
-    # mask.
+    # Under a mask function, tiles take different numbers of steps, as they do under a causal mask.
     mask = CAUSAL if hides and not semantics.key_mask.hides else semantics.mask
     uneven = semantics.packed or semantics.partial
     without = replace(semantics, program="", uneven=uneven, mask=mask)
@@ -196,8 +197,8 @@ def _of_program(
 
 
 def _with_program(config: Any, problem: Problem, device: DeviceSpec) -> Any:
-    """The config that takes the place of ``config``, which was measured without a program, for a
-    problem with a program; None if there is no such config."""
+    """Returns the config to use instead of ``config`` for a problem with a program, because
+    ``config`` was measured without a program. None if there is no such config."""
     if problem.bits:
         config = config.family.canonical(config, device)
     elif version_of(config):
@@ -214,10 +215,11 @@ def _canonical(
     family: str | None,
     deterministic: bool,
 ) -> Evidence:
-    """The evidence for a problem with canonical bits: measurements of canonical kernels.
+    """Returns the evidence for a problem with canonical bits, from measurements of canonical
+    kernels.
 
-    If there are none, the configs chosen without canonical bits are replaced by their canonical
-    counterparts.
+    If there are no such measurements, the evidence is that for the problem without canonical bits,
+    with canonical counterparts in the place of its configs.
     """
     asked = KernelFilter(problem, family, deterministic)
     notes: list[str] = []
@@ -260,8 +262,9 @@ def _canonical(
 def fastest_over_cache(
     config: Any, problem: Problem, device: DeviceSpec, table: WinnersTable
 ) -> Any:
-    """`config`, or the config of its order that was fastest over a cache of the problem's format in
-    the nearest entry of the table that has one. Both give the same bits.
+    """Returns `config`, or a config with the same order of operations, and therefore with the same
+    bits. In the nearest entry of the table that has such a config and was measured over a cache of
+    the problem's format, this config was the fastest one.
 
     Tables have no entries for problems with functions, which keep `config`.
     """
@@ -281,9 +284,9 @@ def fastest_over_cache(
 
 
 def _of_few_tiles(evidence: Evidence, problem: Problem, device: DeviceSpec) -> Evidence:
-    """The evidence, with the choice changed to a config that splits keys or packs a group's heads
-    into one tile, if this use of idle SMs or rows saves enough time. If exactly these sizes were
-    measured, the choice is not changed."""
+    """Returns the evidence, with another choice if enough time is saved by using idle SMs or idle
+    rows of tiles. The new choice splits keys, or packs the heads of a group into one tile. If
+    exactly these sizes were measured, the choice is not changed."""
     entry, chosen = evidence.entry, evidence.expected[0]
     if evidence.kind == "offered" or (
         entry and evidence.kind != "related" and _same_sizes(entry.problem, problem)
@@ -299,10 +302,10 @@ def _of_few_tiles(evidence: Evidence, problem: Problem, device: DeviceSpec) -> E
 
 
 def _variants(evidence: Evidence, problem: Problem, device: DeviceSpec) -> Iterator[ExpectedTime]:
-    """The configs in the evidence, changed so that they split keys or pack heads.
+    """Yields the configs in the evidence, changed so that they split keys or pack heads.
 
-    Other candidates of the chosen family are also changed to pack heads, since their tiles have
-    other heights.
+    Also yields other candidates of the chosen family, changed so that they pack heads, because
+    their tiles have other heights.
     """
     for one in evidence.expected:
         family = one.config.family
@@ -331,8 +334,8 @@ def _variants(evidence: Evidence, problem: Problem, device: DeviceSpec) -> Itera
 def _relative(
     known: ExpectedTime, configs: Sequence[Any], problem: Problem, device: DeviceSpec
 ) -> Iterator[ExpectedTime]:
-    """Yields ``configs`` with estimated times. All estimates are scaled by one factor, with which
-    the estimate of the ``known`` config equals its known time."""
+    """Yields ``configs`` with estimated times. All estimates are scaled by the factor with which
+    the estimate for the ``known`` config equals its known time."""
     per_ms = known.ms / estimate(known.config, problem, device).ms
     for config in configs:
         yield ExpectedTime(config, estimate(config, problem, device).ms * per_ms)
@@ -341,10 +344,10 @@ def _relative(
 def _without_spills(
     evidence: Evidence, problem: Problem, device: DeviceSpec, asked: KernelFilter
 ) -> Evidence:
-    """The evidence, with the chosen kernel replaced if it is known to spill and the replacement was
-    at least as fast. A kernel is also replaced if its family says that it has too few registers. A
-    kernel that was measured for a problem of this class is not replaced, since its time includes
-    the spills."""
+    """Returns the evidence, with another choice if the chosen kernel is known to spill and another
+    kernel was at least as fast. The chosen kernel is also replaced if its family says that it would
+    have too few registers. A kernel that was measured for a problem of this class is not replaced,
+    since its time includes the cost of spills."""
     chosen, *others = evidence.expected
     if _was_measured(evidence, problem):
         return evidence
@@ -368,8 +371,8 @@ def _without_spills(
 
 
 def _was_measured(evidence: Evidence, problem: Problem) -> bool:
-    """Whether the measured kernel was compiled in the same way as the chosen kernel is for this
-    problem.
+    """Whether the measured kernel and the kernel for this problem are compiled for the same
+    semantics.
 
     An entry for whole tiles says nothing about the kernel for uneven lengths. An entry for
     attention over all keys says nothing about the kernel for partial attention.
@@ -383,12 +386,13 @@ def _was_measured(evidence: Evidence, problem: Problem) -> bool:
 def _soundly_built(
     evidence: Evidence, problem: Problem, device: DeviceSpec, asked: KernelFilter
 ) -> Evidence:
-    """The evidence, with the chosen kernel replaced if it is known to compile to slow code.
+    """Returns the evidence, with another choice if the chosen kernel is known to compile to slow
+    code.
 
-    The replacement is the best config whose code is not known to be slow. A kernel that was timed
+    The new choice is the best config whose code is not known to be slow. A kernel that was timed
     against others is not replaced. If the wgmma of the slow kernel is serialised, the replacement
-    may take any time. If the slow kernel spills, the expected time of the replacement may be longer
-    than the slow kernel's by at most the share GAIN_OVER_MEASURED.
+    may take any time. If the slow kernel spills, the replacement may be expected to take longer
+    than the slow kernel by at most the share GAIN_OVER_MEASURED.
     """
     chosen = evidence.expected[0]
     known = known_spill(chosen.config, problem, device)
@@ -412,8 +416,8 @@ def _on_paper(
     device: DeviceSpec,
     asked: KernelFilter,
 ) -> list[ExpectedTime]:
-    """The candidates of the chosen family that are not in the evidence, with estimated times that
-    are scaled to the time of the chosen config."""
+    """Returns the candidates of the chosen family that are not in the evidence. Their times are
+    estimates that are scaled to the time of the chosen config."""
     family = chosen.config.family
     if not family.has_cost_model or not chosen.ms:
         return []
@@ -431,8 +435,8 @@ def _on_paper(
 
 
 def _repeatable_first(evidence: Evidence) -> Evidence:
-    """The evidence, with the choice changed to a deterministic config if one exceeds the time of
-    the chosen config by at most the fraction COST_OF_REPEATING."""
+    """Returns the evidence, in which a deterministic config is chosen if one takes longer than the
+    chosen config by at most the share COST_OF_REPEATING."""
     chosen, *others = evidence.expected
     if not chosen.ms or chosen.config.family.is_deterministic(chosen.config):
         return evidence
@@ -451,8 +455,8 @@ def _repeatable_first(evidence: Evidence) -> Evidence:
 def _usable(
     entry: Entry, problem: Problem, device: DeviceSpec, notes: list[str]
 ) -> list[tuple[Any, RankedConfig]]:
-    """The configs of the entry that this version knows and the device can run, with the dtype of
-    the problem."""
+    """Returns the configs of an entry, with the dtype of the problem. Configs that this version
+    does not know or the device cannot run are left out."""
     usable: list[tuple[Any, RankedConfig]] = []
     for one in entry.ranked:
         config, reason = _checked(
@@ -469,8 +473,8 @@ def _usable(
 def _checked(
     text: str, family: str, d_head: HeadDims, dtype: DType, gradients: str, device: DeviceSpec
 ) -> tuple[Any, str]:
-    """Returns the config that a short form names, changed to ``dtype`` and ``gradients``, and why
-    it cannot be used ('' if it can)."""
+    """Returns the config that a short form names, changed to ``dtype`` and ``gradients``, and the
+    reason why the config cannot be used ('' if it can be used)."""
     try:
         config = parse_kernel_name_into_config(text)
     except FlashsmithError as error:
@@ -525,8 +529,8 @@ def _with_others(
     device: DeviceSpec,
     asked: KernelFilter,
 ) -> list[ExpectedTime]:
-    """The configs in ``ordered`` and, before them, the best config that is not in the entry if its
-    predicted gain is sufficient. Only configs of the chosen family are considered, since times are
+    """Returns ``ordered``, preceded by the best config that is not in the entry if its predicted
+    gain is sufficient. Only configs of the chosen family are considered for this, since times are
     scaled by the measured times of this family."""
     family = ordered[0].config.FAMILY
     if not ordered[0].config.family.has_cost_model:
@@ -572,9 +576,10 @@ def _growth(
     here: DeviceSpec,
     measured_config: Any = None,
 ) -> float:
-    """The estimated time of the problem divided by the estimated time of the measured problem.
+    """Returns the estimated time of the problem divided by the estimated time of the measured
+    problem.
 
-    If the family has no cost model, the result is the ratio of the problems' FLOP.
+    If the family has no cost model, returns the ratio of the FLOP of the two problems.
     ``measured_config``: the config that was measured, if it is not ``config`` itself.
     """
     if config.family.has_cost_model:
@@ -587,8 +592,8 @@ def _growth(
 
 @lru_cache(maxsize=4096)
 def _estimated_before(config: Any, measured: Problem, there: DeviceSpec) -> float:
-    """An estimate, cached because the same few configs and measured problems occur again and
-    again."""
+    """Returns the estimated time of a config on a measured problem. The results are cached, because
+    the same few configs and problems occur again and again."""
     return estimate(config, measured, there).ms
 
 
@@ -606,13 +611,13 @@ def _why(found: NearEntry, count: int, very_one: bool) -> str:
 
 
 def _by_preference(expected: Sequence[ExpectedTime], gain: float) -> tuple[list[ExpectedTime], str]:
-    """Sorts the configs: the chosen one first, then the others by time.
+    """Sorts the configs, with the chosen config first and the others in order of time.
 
-    The chosen config is the first in ``expected`` that takes at most ``gain`` longer than the
-    fastest.
+    The chosen config is the first one in ``expected`` that takes longer than the fastest by at most
+    the share ``gain``.
 
-    If the chosen config is not the fastest, the returned text says why it was chosen; otherwise the
-    text is ''.
+    If the chosen config is not the fastest, the returned string says why it was chosen; otherwise
+    the string is ''.
     """
     fastest = min(expected, key=lambda one: one.ms)
     choice = next(one for one in expected if one.ms <= fastest.ms * (1 + gain))
@@ -660,10 +665,10 @@ def _estimated(
 
 
 def _weighed(problem: Problem, device: DeviceSpec) -> tuple[KernelConfig, ...]:
-    """The candidates for the smallest widths that are at least the problem's and have a candidate
-    on the device.
+    """Returns the candidates for the smallest widths that are at least the widths of the problem
+    and have a candidate on the device.
 
-    For some d_head, only other devices have kernels.
+    Some d_heads have kernels only on other devices.
     """
     modelled = [one for one in families(problem.operation) if one.has_cost_model]
     known = {dims for one in modelled for dims in one.head_dims}
@@ -703,7 +708,8 @@ def _offered(
     notes: Sequence[str],
     asked: KernelFilter,
 ) -> Evidence:
-    """The configs that families without a cost model offer, in the order of these families."""
+    """Returns evidence from the configs that families without a cost model offer, in the order of
+    the families."""
     masked = problem.semantics.key_mask.hides
     offered = [
         ExpectedTime(config, 0.0)

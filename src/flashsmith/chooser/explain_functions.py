@@ -1,4 +1,5 @@
-"""Explains kernels' score and mask functions: expressions, derivatives, C++, value bounds."""
+"""Explains how kernels compute score and mask functions: the expressions, their derivatives, the
+C++, and the results of analysing masks."""
 
 from __future__ import annotations
 
@@ -19,12 +20,12 @@ from flashsmith.tracing import BoundProgram
 
 @dataclass(frozen=True)
 class FunctionsExplained:
-    """The compiled form of a call's functions; str() is for people to read.
+    """The form in which kernels compute the functions of a call; str() gives a text for people.
 
-    bound: the program of the kernels with the call's tensors and numbers, or None if causal and
-        window express the functions.
-    asked: which keys the caller's causal and window leave visible.
-    limits: which keys the kernel's causal and window leave visible.
+    bound: the program of the kernels, with the tensors and numbers of the call; None if causal and
+        window express all functions.
+    asked: the limits on visible keys that follow from the caller's causal and window.
+    limits: the limits on visible keys that follow from the kernel's causal and window.
     has_mask: whether the call has a mask other than causal and window.
     """
 
@@ -35,7 +36,8 @@ class FunctionsExplained:
 
     @property
     def program(self) -> Program | None:
-        """The expressions that kernels compute, and the name of the kernels' program."""
+        """The program: the expressions that kernels compute, and the name of the program. None if
+        kernels need no program."""
         return None if self.bound is None else self.bound.program
 
     @property
@@ -46,7 +48,7 @@ class FunctionsExplained:
 
     @property
     def mask(self) -> str:
-        """The condition that kernels evaluate; '' for none."""
+        """The condition that kernels evaluate; '' if they evaluate none."""
         return "" if self.program is None or self.program.mask is None else str(self.program.mask)
 
     @property
@@ -62,12 +64,13 @@ class FunctionsExplained:
 
     @property
     def cpp(self) -> str:
-        """The C++ that is compiled into the kernels; '' for none."""
+        """The C++ of the program that is compiled into the kernels; '' if there is no program."""
         return "" if self.program is None else program_struct(self.program)
 
     @property
     def intervals(self) -> str:
-        """The result of analysing the mask, which decides how kernels hide keys, as a sentence."""
+        """A sentence with the result of analysing the mask; this result decides how kernels hide
+        keys."""
         parts = []
         if self.limits != self.asked:
             parts.append(f"the mask is {_band(self.limits)}: its kernels visit no hidden block")
@@ -152,8 +155,8 @@ def explain(
     """Explains how attention() computes score and mask functions:
     ``print(flashsmith.explain(alibi))``.
 
-    Shows the expression, its derivatives, the generated C++, and what the analysis of the mask
-    found. Builds nothing.
+    Shows the expressions, their derivatives, the generated C++, and the result of analysing the
+    mask. Builds nothing.
 
     Args:
         score_mod, mask_mod, mask, bias, causal, window, positions: as for attention().

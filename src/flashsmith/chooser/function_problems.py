@@ -32,17 +32,17 @@ from flashsmith.tracing import BoundProgram
 from flashsmith.tracing.binding import POSITIONS
 
 _WORDS = ("score", "mask", "bias", "positions")
-# The sizes that drawn tensors have in problems of any size. None of them is 1, because a dimension
-# of size 1 would be broadcast.
+# The batch, seq_q and seq_k with which tensors are drawn for problems without sizes. No size is 1,
+# because a dimension of size 1 would be broadcast.
 ANY_SIZES = (2, 256, 256)
 
 
 class FunctionProblem(NamedTuple):
-    """A problem with the semantics that functions give it, and the functions.
+    """A problem with functions: the problem's semantics are those that the functions require.
 
     program: the part of the functions that causal and window cannot express, or None.
-    causal, window: what the kernel gets.
-    asked: causal and window as given in the string, apart from its functions.
+    causal, window: the values that the kernel gets.
+    asked: the causal and window that the string contains apart from its functions.
     """
 
     problem: Problem
@@ -65,14 +65,14 @@ def parse_with_functions(
     seed: int = 0,
     wrap: Wrap = np.asarray,
 ) -> FunctionProblem:
-    """Reads the words 'score=', 'mask=', 'bias=' and 'positions=' of a problem string; ``parse``
-    reads the other words.
+    """Parses a problem string: the words 'score=', 'mask=', 'bias=' and 'positions=' itself, and
+    all other words with ``parse``.
 
-    ``sizes`` are the batch, seq_q and seq_k with which tensors are drawn, instead of the problem's.
-    ``wrap`` converts the drawn NumPy arrays to the tensors that functions get.
+    ``sizes`` are the batch, seq_q and seq_k with which tensors are drawn; None means those of the
+    problem. ``wrap`` converts the drawn NumPy arrays to the tensors that functions get.
 
-    Raises ArgumentError for words that are unknown or doubled, and operations that take no
-    functions; and the errors of parse, score_named(), mask_named() and tracing.
+    Raises ArgumentError if a word is unknown or doubled, or if the operation takes no functions.
+    Also raises the errors of ``parse``, score_named(), mask_named() and tracing.
     """
     given: dict[str, str] = {}
     others = []
@@ -104,9 +104,9 @@ def parse_with_functions(
 
 
 def with_functions(problem: Problem, functions: CallFunctions, sizes: Sizes) -> FunctionProblem:
-    """The problem of a call with these functions, for tensors of these sizes.
+    """Returns the problem of a call with these functions, for tensors of these sizes.
 
-    Raises ArgumentError for an operation that takes no functions, and the errors of tracing.
+    Raises ArgumentError if the operation takes no functions, and the errors of tracing.
     """
     over_cache = problem.operation == DECODE.name
     if problem.operation not in (FORWARD.name, BACKWARD.name, DECODE.name):
@@ -131,7 +131,7 @@ def with_functions(problem: Problem, functions: CallFunctions, sizes: Sizes) -> 
     mask = check_mask(causal, window)
     changes: dict[str, Any] = {"mask": mask.kind}
     if program is not None:
-        # The same kernels compute the gradients of canonical outputs and of others.
+        # The same kernels compute the gradients of canonical outputs and of all other outputs.
         bits = "" if problem.operation == BACKWARD.name else problem.bits
         changes |= {"program": program_for(program, bits), "uneven": True}
     is_own = (causal, window) == limits

@@ -1,4 +1,4 @@
-"""The score and mask functions of a call, as a program and a window."""
+"""Turns the score and mask functions of a call into a program, a causal mask and a window."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Bound = tuple[BoundProgram | None, bool, tuple[int | None, int | None]]
 
 
 class CallFunctions(NamedTuple):
-    """The keywords of attention() that define a program."""
+    """The values of those keywords of attention() that define a program."""
 
     score_mod: Callable[..., Any] | None = None
     mask_mod: Callable[..., Any] | None = None
@@ -28,8 +28,8 @@ class CallFunctions(NamedTuple):
 
 
 class ScoreSizes(NamedTuple):
-    """The sizes of a call's scores, None where unknown. ``lengths`` are seq_q and seq_k if all
-    sequences of the call share them."""
+    """The sizes of a call's scores; an unknown size is None. ``lengths`` are seq_q and seq_k if
+    these are the same for all sequences of the call."""
 
     batch: int | None
     heads: int | None
@@ -37,8 +37,8 @@ class ScoreSizes(NamedTuple):
 
 
 def sizes_of(q: Any, k: Any, cu_seqlens_q: Any = None) -> ScoreSizes | None:
-    """The sizes of a call's scores, from its tensors; None if the tensors are invalid, which a
-    later check reports."""
+    """Returns the sizes of a call's scores, from the call's tensors. None if the tensors are
+    invalid; a later check reports this."""
     shapes = [tuple(getattr(it, "shape", ())) for it in (q, k)]
     if cu_seqlens_q is not None:
         offsets = tuple(getattr(cu_seqlens_q, "shape", ()))
@@ -59,15 +59,15 @@ def bound_functions(
     sizes: ScoreSizes | None,
     part: PartKeys = _ALL_KEYS,
 ) -> Bound:
-    """A call's program, causal and window. ``limits`` are the caller's causal and window, which
-    hide keys as well.
+    """Returns a call's program, causal and window. ``limits`` are the caller's causal and window,
+    which hide keys in addition to the functions.
 
-    A mask that equals a causal mask or a window becomes one, so that the kernels of causal and
-    window serve it. In partial attention, the indices of keys count from the first key of the
-    sequence.
+    If a mask function equals a causal mask or a window, causal or window replaces it, so that it
+    needs no kernel with a program. In partial attention, the indices of keys count from the first
+    key of the sequence.
 
-    Raises ArgumentError and TraceError as tracing.bind() does, and ArgumentError for a tensor that
-    does not fit the sizes.
+    Raises ArgumentError and TraceError as tracing.bind() does, and ArgumentError if a tensor does
+    not fit the sizes.
     """
     lengths = None if sizes is None else sizes.lengths
     _check_tensors(functions, sizes)
@@ -101,8 +101,8 @@ class CacheSizes(NamedTuple):
 def sizes_over_cache(
     q: Any, k_cache: Any, page_table: Any, cu_seqlens_q: Any, kv_offset: Any
 ) -> CacheSizes:
-    """The sizes of a call over a cache, from its tensors; if a tensor is invalid, which a later
-    check reports, the sizes that depend on it are unknown."""
+    """Returns the sizes of a call over a cache, from the call's tensors. If a tensor is invalid,
+    the sizes that depend on it are unknown; a later check reports this."""
     sizes, cache = sizes_of(q, k_cache, cu_seqlens_q), tuple(getattr(k_cache, "shape", ()))
     if sizes is None or len(cache) != 4:
         return CacheSizes(sizes)
@@ -112,13 +112,14 @@ def sizes_over_cache(
 
 
 def bound_over_cache(functions: CallFunctions, limits: tuple[Any, Any], over: CacheSizes) -> Bound:
-    """The program, causal and window of a call over a cache. The indices that functions get are
-    positions in the whole sequence, whereas the rows of tensors are the queries of the call.
+    """Returns the program, causal and window of a call over a cache. The indices that functions get
+    are positions in the whole sequence, but the rows of tensors are the queries of the call.
 
-    The rows of a BlockMask with as many queries as keys are positions, too. The rows of any other
-    are the queries of the call, which its function counts from 0.
+    If a BlockMask has as many queries as keys, its rows are positions, too. The rows of any other
+    BlockMask are the queries of the call, which its function counts from 0.
 
-    Raises ArgumentError also for a BlockMask of another size, or over a rolling cache.
+    Raises the errors of bound_functions(), and ArgumentError if a BlockMask has another size or the
+    cache is rolling.
     """
     own = [
         mask_over_cache(it, *lengths_for_blocks(over)) if is_block_mask(it) else it
@@ -130,9 +131,9 @@ def bound_over_cache(functions: CallFunctions, limits: tuple[Any, Any], over: Ca
 
 
 def lengths_for_blocks(over: CacheSizes) -> tuple[int | None, int]:
-    """The sizes that a BlockMask must fit: the number of queries of every sequence (None if they
-    differ), and the number of keys that the cache holds. Raises ArgumentError for a rolling
-    cache."""
+    """Returns the sizes that a BlockMask must fit: the number of queries of each sequence (None if
+    the sequences differ in it), and the number of keys that the cache can hold. Raises
+    ArgumentError if the cache is rolling."""
     if over.is_rolling:
         raise ArgumentError(
             "kv_offset: given, and a BlockMask's lists count keys from the first of the cache; "
@@ -142,8 +143,8 @@ def lengths_for_blocks(over: CacheSizes) -> tuple[int | None, int]:
 
 
 def with_limits(found: BoundFunctions, limits: tuple[Any, Any]) -> Bound:
-    """The program, and a causal and window that hide every key hidden by ``found`` or by
-    ``limits``."""
+    """Returns the program in ``found``, and a causal and a window that hide every key that
+    ``found`` or ``limits`` hides by a causal mask or window."""
     causal, window = limits
     if found.left is None and found.right is None:
         return found.program, causal, window
@@ -157,8 +158,8 @@ def with_limits(found: BoundFunctions, limits: tuple[Any, Any]) -> Bound:
 
 
 def _check_tensors(functions: CallFunctions, sizes: ScoreSizes | None) -> None:
-    """Raises ArgumentError unless the mask's and the bias's tensors fit the call, if its sizes are
-    known."""
+    """Raises ArgumentError if the tensor of a mask or the bias does not fit the call. Checks
+    nothing if the sizes of the call are unknown."""
     if sizes is not None:
         for name in ("mask_mod", "mask", "bias"):
             _check_sizes(name, getattr(functions, name), sizes)

@@ -29,8 +29,8 @@ def attention_with_latent_cache(
     keywords: Mapping[str, Any],
     choosers: Mapping[str, Chooser],
 ) -> Any:
-    """attention_with_cache() with ``v_width``; ``keywords`` has all of its keywords, and
-    ``choosers`` has, for each value of ``split``, the function that chooses a kernel."""
+    """Computes attention_with_cache() with ``v_width``. ``keywords`` has all keywords of that
+    function. ``choosers`` has, for each value of ``split``, the function that chooses a kernel."""
     check_keywords(v_cache, keywords)
     config = keywords["config"]
     check_config_for(LATENT_DECODE.name, "config", config)
@@ -45,8 +45,8 @@ def attention_with_latent_cache(
 
 
 def check_keywords(v_cache: Any, keywords: Mapping[str, Any]) -> None:
-    """Raises ArgumentError for a v_cache, and for a keyword that attention over a latent cache does
-    not have."""
+    """Raises ArgumentError if a v_cache is given, or a keyword that attention over a latent cache
+    does not have."""
     if v_cache is not None:
         raise ArgumentError(
             "v_cache: given, and v_width, too, by which the values are columns of k_cache; leave "
@@ -57,7 +57,7 @@ def check_keywords(v_cache: Any, keywords: Mapping[str, Any]) -> None:
             "v_scale: a row of a latent cache is key and value, and has one scale, k_scale; leave "
             "v_scale out"
         )
-    # rotary_interleaved has no meaning without cos, which is refused, so it is accepted.
+    # rotary_interleaved is accepted because it has no effect without cos, which is refused.
     served = {*_TENSORS, *_OPTIONS, "k_scale", "config", "emulate", "rotary_interleaved"}
     for name, value in keywords.items():
         is_plain = isinstance(value, (str, int, float))

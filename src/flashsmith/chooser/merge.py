@@ -23,7 +23,7 @@ _FP32 = "float32"
 _DTYPES = (_FP32, *DTYPES)
 
 
-# For each number of parts, which is the index, the names of the operation's tensors.
+# The names of the operation's tensors; the index is the number of parts.
 _NAMES = [
     (*(part_names(i)[0] for i in range(n)), *(part_names(i)[1] for i in range(n)), "sinks")
     for n in range(MOST_PARTS + 1)
@@ -101,8 +101,8 @@ def _merge(
         (family, *_) = families(MERGE.name)
         (config, *_) = family.proof_configs(problem.dtype, d_head_for(problem))
     named = dict(zip(("first_dtype", "parts_dtype", "dtype"), (given, given, wanted), strict=True))
-    # A launch takes at most MOST_PARTS parts. While there are more, the first MOST_PARTS are merged
-    # into one.
+    # A launch takes at most MOST_PARTS parts. While there are more parts, the first MOST_PARTS of
+    # them are merged into one.
     while len(outs) > MOST_PARTS:
         named["dtype"] = _FP32
         few = _prepared(config, problem, outs[:MOST_PARTS], lses[:MOST_PARTS], None, named, emulate)
@@ -132,8 +132,8 @@ def _output_dtype(dtype: object) -> str:
 
 
 def _problem(first: TensorView, wanted: str, dtype: DType | None) -> Problem:
-    """The problem for parts with the sizes and dtype of ``first``; ``wanted`` is the dtype of the
-    output.
+    """Returns the problem of merging parts with the sizes and dtype of ``first``; ``wanted`` is the
+    dtype of the output.
 
     If the parts and the output are fp32, ``dtype`` selects the kernels.
     """
@@ -168,7 +168,7 @@ def _prepared(
     dtypes: Mapping[str, str],
     emulate: bool,
 ) -> PreparedCall:
-    """Prepares one launch for at most MOST_PARTS parts; ``dtypes`` are the dtypes of its
+    """Prepares one launch for at most MOST_PARTS parts; ``dtypes`` are the dtypes of the launch's
     tensors."""
     tensors = {} if sinks is None else {"sinks": sinks}
     for part, pair in enumerate(zip(outs, lses, strict=True)):

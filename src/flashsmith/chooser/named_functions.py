@@ -1,10 +1,11 @@
-"""Score and mask functions by name, for commands and problem strings.
+"""Finds score and mask functions by name, for commands and problem strings.
 
 A name is a value of flashsmith.scores or flashsmith.masks, or 'module:function'. Values are
-combined as in Python: 'alibi+softcap', 'documents&causal', '~window(9)'. A value's arguments are
-numbers, and tensors by dtype and sizes: 'documents(int32[b,s])'. In sizes, b, h, q and k stand for
-the problem's sizes, and s for k. A value that is given without arguments gets the usual ones. A
-tensor alone is a bias or a mask: 'float32[b,h,q,k]', 'bool[q,k]'.
+combined as in Python: 'alibi+softcap', 'documents&causal', '~window(9)'. The arguments of a value
+are numbers, and tensors that are described by dtype and sizes: 'documents(int32[b,s])'. In sizes,
+b, h, q and k stand for the sizes of the problem, and s is the same as k. If a value is named
+without arguments, it gets its usual ones. The description of a tensor alone stands for a bias or a
+mask: 'float32[b,h,q,k]', 'bool[q,k]'.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from flashsmith.printable import quoted
 from flashsmith.semantics.typed import READABLE
 
 Function = Callable[..., Any]
-# The usual arguments of each value; '' if it takes none.
+# The usual arguments of each value; '' if the value takes none.
 SCORES = {
     "alibi": "float32[h]",
     "relative": "float32[h,2*k-1], k-1",
@@ -47,7 +48,7 @@ MASKS = {
     "intervals": "int32[q,2]",
     "blocks": "bool[(q+127)//128,(k+127)//128], 128",
 }
-# Masks whose tensors hold key indices, not document numbers.
+# Masks whose tensors contain the indices of keys, not numbers of documents.
 _OF_KEYS = ("intervals", "prefix_tree")
 _N_DOCUMENTS = 4
 _LOADED = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*", re.ASCII)
@@ -62,7 +63,8 @@ _BINARY = {
 
 
 class Sizes(NamedTuple):
-    """The sizes of a call's scores; packed sequences have their longest lengths."""
+    """The sizes of a call's scores; if sequences are packed, the lengths are those of the longest
+    ones."""
 
     batch: int
     heads: int
@@ -76,11 +78,11 @@ Wrap = Callable[[np.ndarray], Any]
 def score_named(text: str, sizes: Sizes, seed: int = 0, wrap: Wrap = np.asarray) -> Function:
     """The score function that a string such as 'alibi+softcap' or 'package.module:function' names.
 
-    The tensors that are arguments of values are drawn with ``seed``; ``wrap`` converts them from
-    NumPy arrays.
+    Tensors that are arguments of values are drawn as NumPy arrays with ``seed``; ``wrap`` converts
+    the arrays to tensors.
 
-    Raises ArgumentError for any other string, a module or function that cannot be loaded, and
-    arguments that the value refuses.
+    Raises ArgumentError if the string is not of this form, if a module or function cannot be
+    loaded, or if a value refuses its arguments.
     """
     return _Text("score", text, sizes, seed, wrap).function()
 
@@ -108,7 +110,8 @@ def bias_named(text: str, sizes: Sizes, seed: int = 0, wrap: Wrap = np.asarray) 
 
 
 class _Text:
-    """A string that names a function or a tensor, and what the names in it mean."""
+    """A string that names a function or a tensor, and the values that names in the string stand
+    for."""
 
     def __init__(self, what: str, text: str, sizes: Sizes, seed: int, wrap: Wrap) -> None:
         self.what, self.text, self.wrap = what, text, wrap
@@ -156,7 +159,7 @@ class _Text:
             raise self._error("not readable") from None
 
     def _combined(self, node: ast.expr) -> Any:
-        """The function that an expression of names, +, &, | and ~ gives."""
+        """The function that results from an expression of names, +, &, | and ~."""
         if isinstance(node, ast.BinOp) and type(node.op) in _BINARY:
             one, other = self._combined(node.left), self._combined(node.right)
             try:
@@ -205,7 +208,7 @@ class _Text:
             raise self._error(str(error)) from None
 
     def _argument(self, node: ast.expr, most: int) -> Any:
-        """A number, None, a bool, or a drawn tensor."""
+        """The argument that a node stands for: a number, None, a bool, or a drawn tensor."""
         if isinstance(node, ast.Subscript) and isinstance(node.value, ast.Name):
             sizes = node.slice.elts if isinstance(node.slice, ast.Tuple) else [node.slice]
             return self.wrap(self._array(node.value.id, [self._number(it) for it in sizes], most))
@@ -223,7 +226,8 @@ class _Text:
         raise self._error(f"{quoted(ast.unparse(node))} is not a number or a tensor")
 
     def _array(self, dtype: str, shape: list[Any], most: int) -> np.ndarray:
-        """Draws an array: floats are around 0, and integers do not decrease along a row."""
+        """Draws an array of this dtype and shape. Floats are around 0; integers do not decrease
+        along a row."""
         if dtype not in READABLE:
             raise self._error(
                 f"{quoted(dtype)} is no dtype of tensors, which are {', '.join(READABLE)}"

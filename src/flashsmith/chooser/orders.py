@@ -23,7 +23,8 @@ from flashsmith.runtime.target import choose_target
 
 @dataclass(frozen=True)
 class OrderComparison:
-    """Two configs on a device and the orders in which they compute."""
+    """Two configs on a device, and the orders of operations in which their kernels compute a
+    row."""
 
     device: DeviceSpec
     configs: tuple[KernelConfig, KernelConfig]
@@ -36,9 +37,9 @@ class OrderComparison:
 
     @property
     def equal_bits(self) -> bool:
-        """Whether a row gets the same bits from both configs in any calls.
+        """Whether both configs give a row the same bits in all calls.
 
-        Only equal orders that are also canonical guarantee this.
+        This is guaranteed only if the two orders are equal and canonical.
         """
         return self.difference is None and all(map(version_of, self.configs))
 
@@ -107,7 +108,7 @@ def compare_orders(
 
 
 def _parsed(text: str) -> Problem | KernelConfig:
-    # Only a config has words with brackets; a problem has none.
+    # The string of a config contains a bracket; that of a problem does not.
     return parse_kernel_name_into_config(text) if "(" in text else Problem.parse(text)
 
 

@@ -1,15 +1,15 @@
-"""The contents of a kernel package: the kernels that attention() and the other operations use on
-GPUs of one architecture.
+"""Determines the contents of a kernel package: the kernels that attention() and the other
+operations use on GPUs of one architecture.
 
-These are the kernels that are chosen for all problems in the shipped tables, and for a fixed grid
-of problems. For each kind of call, dtype and d_head, the grid has some numbers of heads, batches
-and lengths, on each GPU that was measured. For the grid, a few kernels are enough: for every
-problem, one of them is expected to take at most TOLERANCE longer than the best, as with `flashsmith
-build --any-length`. Over a cache all chosen kernels are in the package, since a sequence must have
+These are the kernels that are chosen for the problems in the shipped tables and for a fixed grid of
+problems. For each kind of call, dtype and d_head, the grid has some numbers of heads, batches and
+lengths, on each GPU that was measured. For the grid, a few kernels are enough: for every problem,
+one of them is expected to take at most TOLERANCE longer than the best kernel, as with `flashsmith
+build --any-length`. Over a cache, all chosen kernels are in the package, since a sequence must have
 the same bits in every batch.
 
-The grid has the widths for which an operation has kernels on the architecture. The package also
-contains each kernel compiled for uneven lengths, which serves all smaller d.
+The grid has all widths for which an operation has kernels on the architecture. The package contains
+each kernel also compiled for uneven lengths; the kernel then serves all smaller d.
 """
 
 from __future__ import annotations
@@ -47,11 +47,12 @@ from flashsmith.operations.write_slots import WRITE_SLOTS
 from flashsmith.semantics.cache_format import D_STEP_OF_8BIT
 
 PackedKernel = tuple[KernelConfig, Semantics]
-# Called as searched(finished, total); both count kinds of calls.
+# The type of a function that is called as searched(finished, total); both numbers count kinds of
+# calls.
 Searched = Callable[[int, int], None]
 
-# The grid. (heads_q, heads_k): one or four heads of q use one head of k and v. With a latent cache,
-# all heads of q use the same row of the cache.
+# The values of (heads_q, heads_k) in the grid: one or four heads of q share one head of k and v.
+# With a latent cache, all heads of q share the one head of the cache.
 HEADS = ((16, 16), (32, 8))
 LATENT_HEADS = ((16, 1), (64, 1), (128, 1))
 _MASKS = ("", "causal", "window", "causal softcap", "window softcap")
@@ -70,8 +71,8 @@ BACKWARD_KINDS = tuple(
     f"backward {words}"
     for words in (*_MASKS, *_PACKED, "only_dq", "no_dq", "causal only_dq", "causal no_dq")
 )
-# The steps of serving engines. Without a mask they attend to keys that other ranks have cached, or
-# are an encoder's.
+# The kinds of calls that serving engines make in their steps. Calls without a mask attend to keys
+# that other ranks have cached, or they are the calls of an encoder.
 _STEPS = (*_PACKED, "causal packed canonical", "window packed canonical")
 _8BIT_CACHES = ("cache_e4m3", "cache_e5m2")
 DECODE_KINDS = (
@@ -89,7 +90,8 @@ KINDS = (
     *WRITE_KINDS,
 )
 SMALLEST_D_HEAD = 64
-# The length 1000 is not a multiple of any tile. Batches have at most _MOST_ROWS rows of q.
+# The lengths and batches of the grid. The length 1000 is not a multiple of any tile. A batch has at
+# most _MOST_ROWS rows of q.
 _LENGTHS = (512, 1000, 2048, 4096, 8192, 16384, 65536)
 _BATCHES = (1, 4, 16)
 _MOST_ROWS = 2**18
@@ -100,14 +102,14 @@ SIZES: tuple[CallSizes, ...] = (
 CACHE_SIZES: tuple[CallSizes, ...] = tuple(
     itertools.product((1, 64), (1, 4, 64, 1024), (1000, 8192, 65536))
 )
-# Models do not use the absorbed form of latent attention for prompts, so calls over a latent cache
-# have few queries.
+# The sizes of calls over a latent cache. They have few queries, because models do not use the
+# absorbed form of latent attention for prompts.
 LATENT_SIZES: tuple[CallSizes, ...] = tuple(itertools.product((1, 64), (1, 4), (1000, 8192, 65536)))
 _OVER_CACHES = (DECODE.name, LATENT_DECODE.name)
 
 
 def words_of(kind: str) -> set[str]:
-    """The words of a kind of call, and the name of its operation."""
+    """The words of a kind of call, and the name of the operation of this kind."""
     return {*kind.split(), Problem.parse(f"s1 d64 fp16 {kind}").operation}
 
 
@@ -115,7 +117,7 @@ def words_of(kind: str) -> set[str]:
 class PackageContents:
     """The kernels in a package: for each semantics, the configs that are compiled for it.
 
-    ``problems`` is how many problems were examined.
+    ``problems`` is the number of problems that were examined.
     """
 
     arch: int
@@ -123,7 +125,7 @@ class PackageContents:
     kernels: Mapping[Semantics, tuple[KernelConfig, ...]]
 
     def __len__(self) -> int:
-        """How many kernels there are."""
+        """The number of kernels."""
         return sum(map(len, self.kernels.values()))
 
 
@@ -135,11 +137,11 @@ def package_contents(
     kinds: Sequence[str] = KINDS,
     searched: Searched | None = None,
 ) -> PackageContents:
-    """The kernels that a package for ``arch`` contains.
+    """Returns the kernels that a package for ``arch`` contains.
 
-    ``d_heads``, ``dtypes`` and ``kinds`` restrict them; None stands for all widths_of() the
-    operation of a kind. The user's table is not used. Raises ArgumentError if there is no such
-    kernel.
+    ``d_heads``, ``dtypes`` and ``kinds`` restrict the kernels. If ``d_heads`` is None, the widths
+    are all widths_of() the operation of a kind. The user's table is not used. Raises ArgumentError
+    if there is no such kernel.
     """
     table = WinnersTable.shipped()
     devices = _grid_devices(table, arch)
@@ -169,7 +171,7 @@ def package_contents(
 
 
 def known_devices(arch: int) -> tuple[DeviceSpec, ...]:
-    """The known GPUs of an architecture or, if there are none, one GPU that stands for the
+    """Returns the known GPUs of an architecture or, if there are none, one GPU that stands for the
     architecture.
 
     Raises ArgumentError if the architecture is not supported.
@@ -179,15 +181,16 @@ def known_devices(arch: int) -> tuple[DeviceSpec, ...]:
 
 
 def _grid_devices(table: WinnersTable, arch: int) -> tuple[DeviceSpec, ...]:
-    """An architecture's known GPUs with measurements or, if there are none, all its known GPUs."""
+    """Returns those known GPUs of an architecture that were measured or, if there are none, all its
+    known GPUs."""
     known = known_devices(arch)
     gpus = {entry.key.gpu for entry in table if entry.key.arch == arch}
     return tuple(one for one in known if any(same_gpu(one.name, gpu) for gpu in gpus)) or known
 
 
 def widths_of(arch: int, operation: str) -> tuple[HeadDims, ...]:
-    """The widths for which an operation has kernels on GPUs of an architecture, from
-    SMALLEST_D_HEAD on: single ones, then pairs."""
+    """Returns the widths from SMALLEST_D_HEAD on for which an operation has kernels on GPUs of an
+    architecture: first single widths, then pairs."""
     served = {
         dims
         for family, device in itertools.product(families(operation), known_devices(arch))
@@ -199,15 +202,15 @@ def widths_of(arch: int, operation: str) -> tuple[HeadDims, ...]:
 
 
 def _widths(arch: int, kind: str, asked: Sequence[HeadDims] | None) -> Iterator[HeadDims]:
-    """The widths in ``asked`` for which a kind of call has kernels; if ``asked`` is None, all such
-    widths."""
+    """Yields the widths in ``asked`` for which a kind of call has kernels. If ``asked`` is None,
+    yields all widths for which it has kernels."""
     operation = Problem.parse(f"s1 d64 fp16 {kind}").operation
     if asked is None:
         yield from widths_of(arch, operation)
         return
     of_rows = {pair for family in families(LATENT_DECODE.name) for pair in family.pairs}
     for d in asked:
-        if operation == MERGE.name:  # The merge is of outputs, which have one width
+        if operation == MERGE.name:  # Merged outputs have one width
             fits = isinstance(d, int)
         else:
             fits = (d in of_rows) == (operation == LATENT_DECODE.name)
@@ -216,9 +219,9 @@ def _widths(arch: int, kind: str, asked: Sequence[HeadDims] | None) -> Iterator[
 
 
 def _served_by(dims: HeadDims, kind: str) -> HeadDims:
-    """The widths of the largest calls of a kind that kernels of the given widths serve. These are
-    the kernels' own widths, except for a pair of equal widths such as 256:256: no call has this
-    pair, so d_v is smaller."""
+    """Returns the widths of the largest calls of a kind that kernels of the given widths serve.
+    These are the widths of the kernels, except for a pair of equal widths such as 256:256. No call
+    has such a pair of widths, so the returned d_v is smaller."""
     if isinstance(dims, HeadPair) and dims.d_head == dims.d_v:
         step = D_STEP_OF_8BIT if any(cache in kind for cache in _8BIT_CACHES) else D_STEP
         return dims._replace(d_v=dims.d_v - step)
@@ -226,7 +229,7 @@ def _served_by(dims: HeadDims, kind: str) -> HeadDims:
 
 
 def _grid(wanted: Problem) -> Iterator[Problem]:
-    """The problems of the grid that have one kind, dtype and d."""
+    """Yields the problems of the grid that have the kind, dtype and d of ``wanted``."""
     heads: tuple[tuple[int, int], ...] = HEADS
     sizes = CACHE_SIZES if wanted.operation == DECODE.name else SIZES
     if wanted.operation == LATENT_DECODE.name:
@@ -247,7 +250,7 @@ def _measured_problems(table: WinnersTable, arch: int) -> Iterator[tuple[Problem
 
 
 def _is_of_kind(problem: Problem, wanted: Problem) -> bool:
-    """Whether two problems differ at most in their sizes, in whether tiles are whole, and in the
+    """Whether two problems differ only in their sizes, in whether tiles are whole, or in the
     window."""
 
     def sizeless(one: Problem) -> Problem:
@@ -263,14 +266,14 @@ def _chosen(
     grid: Sequence[tuple[Problem, DeviceSpec]],
     table: WinnersTable,
 ) -> Iterator[PackedKernel]:
-    """The kernels for problems of one kind: all kernels that are chosen for measured problems, and
-    a few that suffice for the grid."""
+    """Yields the kernels for problems of one kind: all kernels that are chosen for measured
+    problems, and a few kernels that are enough for the grid."""
     few: dict[KernelConfig, None] = {}
     if grid[0][0].operation == WRITE_SLOTS.name:  # a single kernel serves all sizes
         config = write_config(grid[0][0])
         semantics = grid[0][0].required_semantics(config)
         yield config, semantics
-        yield config, replace(semantics, uneven=True)  # serves calls with a smaller d
+        yield config, replace(semantics, uneven=True)  # This one serves calls with a smaller d
         return
     for problem, device in measured:
         for deterministic in _determinisms(problem):
@@ -290,7 +293,7 @@ def _chosen(
             config = fastest_over_cache(config, problem, device, table)
             semantics = problem.required_semantics(config)
             yield config, semantics
-            if problem.operation == DECODE.name:  # Also serves a smaller d
+            if problem.operation == DECODE.name:  # This one also serves a smaller d
                 yield config, replace(semantics, uneven=True)
         return
     for deterministic in _determinisms(grid[0][0]):
@@ -302,7 +305,7 @@ def _chosen(
 
 
 def _determinisms(problem: Problem) -> tuple[bool, ...]:
-    """The values of ``deterministic`` for which the chosen kernels may differ."""
+    """Returns the values of ``deterministic`` for which the chosen kernels may differ."""
     return (False, True) if problem.operation == BACKWARD.name else (False,)
 
 
@@ -310,8 +313,8 @@ def _expected(
     problem: Problem, device: DeviceSpec, table: WinnersTable, deterministic: bool
 ) -> Expectation | None:
     """Does the same as chooser.choice.expectation, but with the given table. Returns None if the
-    device has no kernel for the problem, or if ``deterministic`` is set and no kernel gives the
-    same bits in every run."""
+    device has no kernel for the problem, or if ``deterministic`` is set and the device has no
+    kernel that gives the same bits in every run."""
     represented = without_batch(problem)
     try:
         evidence = gather(represented, device, table, deterministic=deterministic)

@@ -1,10 +1,10 @@
-"""Kernels that serve any batch and any lengths, for container images in which nothing is built
-later.
+"""Finds and builds kernels that serve any batch and any lengths, for container images in which
+nothing is built later.
 
-The chooser prefers different kernels for different sizes, but most of their times differ only by a
-percent or two. So a few kernels are enough if, for every problem that is examined, one of them is
-expected to take at most the share TOLERANCE longer than the best. With FLASHSMITH_JIT=0, a call
-uses that kernel.
+The chooser prefers different kernels for different sizes, but most of these kernels differ in time
+only by a percent or two. So a few kernels are enough if, for every problem that is examined, one of
+the few is expected to take longer than the best kernel by at most the share TOLERANCE. With
+FLASHSMITH_JIT=0, a call uses this one.
 """
 
 from __future__ import annotations
@@ -35,24 +35,25 @@ from flashsmith.printable import quoted
 
 CallSizes = tuple[int, int, int]  # batch, seq_q, seq_k
 
-# A call may take longer than it would with its best kernel by at most this share, which is within
+# The maximum share by which a call may take longer than with its best kernel. This share is within
 # the error of the model.
 TOLERANCE = 0.02
 _LONGEST = 17
 _QUERIES = (*(4**power for power in range(_LONGEST // 2 + 1)), 2**_LONGEST)
 _KEYS = tuple(2**power for power in range(_LONGEST + 1))
 _BATCHES = (1, 2, 3, 4, 8, 12, 16, 32, 64)
-# The numbers of keys are powers of two, because the tables have a bucket for each power. Fewer keys
-# than queries occur only with some numbers of keys.
+# The sizes that are examined. The numbers of keys are powers of two, because the tables have a
+# bucket for each power of two. Only some numbers of keys occur with more queries than keys.
 SIZES: tuple[CallSizes, ...] = tuple(
     (batch, seq_q, seq_k)
     for batch, seq_q, seq_k in itertools.product(_BATCHES, _QUERIES, _KEYS)
     if seq_k >= seq_q or seq_k in (1, 64, 1024)
 )
 
-# How many problems a part of the search has; a part takes some tenths of a second.
+# The number of problems in a part of the search; a part takes some tenths of a second.
 _PER_PART = 50
-# Called as searched(finished, total); both count parts of the search.
+# The type of a function that is called as searched(finished, total); both numbers count parts of
+# the search.
 Searched = Callable[[int, int], None]
 
 
@@ -75,11 +76,11 @@ class AnyLength:
 
     @property
     def kernels(self) -> int:
-        """How many kernels there are."""
+        """The number of kernels."""
         return sum(map(len, self.configs.values()))
 
     def __str__(self) -> str:
-        """The counts, as a sentence."""
+        """A sentence with these numbers."""
         every = set(itertools.chain.from_iterable(self.configs.values()))
         families = Counter(config.FAMILY for config in every)
         of_families = ", ".join(f"{number} {family}" for family, number in families.items())
@@ -97,11 +98,10 @@ class AnyLength:
 
 
 def parse_any_length(text: str) -> Problem:
-    """Parses a problem without batch and lengths, such as 'h32:8 d128 bf16 causal', and sets these
-    to 1.
+    """Parses a problem without batch and lengths, such as 'h32:8 d128 bf16 causal', and sets the
+    batch and the lengths to 1.
 
-    Raises ArgumentError if the string has a batch or a length, or for the reasons for which
-    Problem.parse does.
+    Raises ArgumentError if the string has a batch or a length, and the errors of Problem.parse.
     """
     for word in text.lower().split():
         if re.fullmatch(r"[bs]\d+(:\d+)?", word):
@@ -115,7 +115,8 @@ def parse_any_length(text: str) -> Problem:
 def parse_with_lengths(text: str) -> Problem:
     """Parses a problem by Problem.parse.
 
-    Raises ArgumentError, which mentions --any-length if only the lengths are missing.
+    Raises ArgumentError if the string is invalid. The message mentions --any-length if only the
+    lengths are missing.
     """
     try:
         return Problem.parse(text)
@@ -146,9 +147,9 @@ def choose_for_any_length(
     the table of winners. At each size, one of them takes at most TOLERANCE longer than the config
     that choose() chooses.
 
-    Each config is needed for whole tiles and for uneven lengths; if the problem is packed, also for
-    packed sequences.
-    ``deterministic``: whether calls will have deterministic=True. Over a cache the result has all
+    Each config is compiled for whole tiles and for uneven lengths and, if the problem is packed,
+    also for packed sequences.
+    ``deterministic``: whether calls will have deterministic=True. Over a cache, the result has all
         configs that are chosen with split='invariant', since a sequence must have the same bits in
         any batch.
 
@@ -183,9 +184,9 @@ def choose_for_any_length(
 def build_for_any_length(
     found: AnyLength, *, progress: Progress | None = None
 ) -> list[KernelLibrary]:
-    """Builds all these kernels and returns the libraries that contain them.
+    """Builds all kernels that ``found`` names and returns the libraries that contain them.
 
-    Kernels in the cache are not built again. Raises the errors of ``build``.
+    Kernels that are in the cache are not built again. Raises the errors of ``build``.
     """
     arch = found.device.arch
     libraries: dict[Path, KernelLibrary] = {}
@@ -204,9 +205,10 @@ def build_for_any_length(
 
 
 def cover(found: Sequence[Expectation], also: Iterable[KernelConfig] = ()) -> list[KernelConfig]:
-    """A few of the configs in ``found`` and ``also``: for each problem, one of them takes at most
-    TOLERANCE longer than the best. It is greedy: the next config is the one that serves the
-    most remaining problems. If several configs serve equally many, those in ``also`` come first."""
+    """Returns a few of the configs in ``found`` and ``also``. For each problem, one of the returned
+    configs takes at most TOLERANCE longer than the best config. The search is greedy: the next
+    config is the one that serves the most remaining problems. If several configs serve equally
+    many, one in ``also`` is preferred."""
     chosen = dict.fromkeys([*also, *(one.chosen.config for one in found)])
     served = {
         config: {
@@ -227,7 +229,7 @@ def cover(found: Sequence[Expectation], also: Iterable[KernelConfig] = ()) -> li
 def _over_a_cache(
     problem: Problem, kinds: Iterable[Problem], device: DeviceSpec, sizes: Sequence[CallSizes]
 ) -> AnyLength:
-    """All configs that are chosen over a cache.
+    """Returns all configs that are chosen over a cache.
 
     There are few such configs, because the choice depends only on the queries.
     """
@@ -251,10 +253,11 @@ def _with_sizes(problem: Problem, sizes: CallSizes) -> Problem:
 
 
 def _of_the_table(problem: Problem, device: DeviceSpec) -> list[CallSizes]:
-    """The sizes to examine from the table.
+    """Returns the sizes in the table that are to be examined.
 
-    They come from each entry for the problem's operation, the problem's d_head and the device's
-    architecture: the sizes in its key, and the sizes of the problem it was measured on.
+    Each entry for the problem's operation, the problem's d_head and the device's architecture has
+    two sizes: the sizes in the entry's key, and the sizes of the problem that was measured for the
+    entry.
     """
     found: set[CallSizes] = set()
     for entry in WinnersTable.merged():
@@ -270,10 +273,11 @@ def _of_the_table(problem: Problem, device: DeviceSpec) -> list[CallSizes]:
 
 
 def compiled_for(kind: Semantics, problem: Problem) -> list[Semantics]:
-    """The semantics for which kernels of a kind must be compiled, for the problem's widths.
+    """Returns the semantics for which kernels of a kind must be compiled so that they serve the
+    problem's widths.
 
-    If the problem's d is less than d_head, or its d_v is less than the kernel's d_v, no tile is
-    whole. Then only the semantics for uneven lengths are needed.
+    If the problem's d is less than the d_head of the kernel, or its d_v is less than the d_v of the
+    kernel, no tile is whole. Then only the semantics for uneven lengths are needed.
     """
     uneven, d, d_v = replace(kind, uneven=True), problem.d, problem.d_v
     whole = d_head_for(problem) == (d if d == d_v else (d, d_v))

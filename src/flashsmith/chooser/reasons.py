@@ -1,5 +1,5 @@
-"""Explains a choice in sentences: why kernels are slow on the problem, and why other families were
-not chosen."""
+"""Explains a choice in sentences, which say why the chosen kernel is slow on the problem and why
+other families were not chosen."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from flashsmith.chooser.spills import known_spill
 from flashsmith.families import DeviceSpec, Family, Problem, d_head_for, families
 from flashsmith.operations import DEFAULT
 
-# A note is printed if the filled share of the rows or CTA slots is below _FILLED, or if d is below
-# the share _OF_D_HEAD of d_head.
+# A note is shown if less than the share _FILLED of the rows or of the CTA slots is filled, or if d
+# is less than the share _OF_D_HEAD of d_head.
 _FILLED = 0.8
 _OF_D_HEAD = 0.9
-# With at least this many keys, it is worthwhile to split K and V among CTAs.
+# The number of keys from which on it is worthwhile to split K and V among CTAs.
 _LONG_K = 1024
 
 
@@ -57,8 +57,8 @@ def _about_d(config: Any, problem: Problem) -> Iterator[str]:
 
 
 def _about_spills(config: Any, problem: Problem, device: DeviceSpec) -> Iterator[str]:
-    """Reports the spills of the kernel. The compiler has reported them if the kernel is built;
-    otherwise they come from known_spill()."""
+    """Yields a sentence about the spills of the kernel. If the kernel is built, the compiler has
+    reported its spills; otherwise, known_spill() knows them."""
     semantics = problem.required_semantics(config)
     library = find_library(config, arch=device.arch, semantics=semantics)
     known = known_spill(config, problem, device)
@@ -106,7 +106,7 @@ def _about_waves(
 def passed_over(
     problem: Problem, device: DeviceSpec, expected: Sequence[ExpectedTime], measured: bool
 ) -> dict[str, str]:
-    """For each family that was not chosen, the reason.
+    """Returns the reason for each family that was not chosen, by the name of the family.
 
     expected: the configs that were compared, the chosen one first.
     measured: whether the times come from a table.

@@ -1,10 +1,10 @@
-"""Chosen kernels that the compiler makes slow for some semantics, and their replacements.
+"""Knows which chosen kernels the compiler makes slow for some semantics, and what replaces them.
 
-A config that was measured for one class of problems is also used for other classes. Its kernel is
-compiled again for each class. With softcap, windows, packed sequences or partial attention, the
+A config that was measured for one class of problems is also used for other classes, and its kernel
+is compiled again for each class. With softcap, windows, packed sequences or partial attention, the
 kernel needs more registers. ``spills.json`` has a line for each chosen kernel that spills or has
-serialised wgmma in such a class. If a config without this fault was at least as fast on a problem
-of that class, with both timed alternately, the line names that config as the replacement.
+serialised wgmma in a class. The line names a replacement if another config, without this fault, was
+at least as fast on a problem of the class when both were timed alternately.
 ``tools/ci/kernel_losses.py`` writes these lines. Slow kernels that this process has built are known
 as well.
 """
@@ -33,14 +33,14 @@ KNOWN = Path(__file__).with_name("spills.json")
 class Spill(NamedTuple):
     """The known facts about a slow kernel.
 
-    stored, loaded: bytes per thread that are spilled.
+    stored, loaded: the bytes per thread that spills store to memory, and the bytes that they load.
     instead: the config that replaces the slow kernel's config, or None.
     ratio: the time of the kernel divided by the time of the replacement, timed alternately; 0
         without a replacement.
     serialised: whether the compiler serialised the wgmma of the kernel, which makes it several
         times slower.
-    timed: whether other kernels were timed against this one. If they were and there is no
-        replacement, this kernel is the fastest.
+    timed: whether other kernels were timed against the slow kernel. If they were, and there is no
+        replacement, the slow kernel is the fastest.
     """
 
     stored: int
@@ -56,18 +56,18 @@ class Spill(NamedTuple):
         return self.stored + self.loaded
 
     def __str__(self) -> str:
-        """What is wrong with the kernel, phrased as the end of a sentence."""
+        """The fault of the kernel, phrased as the end of a sentence."""
         if self.serialised:
             return "has serialised wgmma here"
         return f"spills {self.size} bytes here"
 
 
 def known_spill(config: Any, problem: Problem, device: DeviceSpec) -> Spill | None:
-    """The known fault of a config's kernel for a problem on a device; None if it has no fault, or
-    was not examined.
+    """Returns the known fault of a config's kernel for a problem on a device; None if the kernel
+    has no fault or was not examined.
 
-    Over a cache, kernels built by this process are ignored: a sequence must have the same bits in
-    every batch, whichever kernels were built before.
+    Over a cache, faults of kernels that this process has built are ignored, because the bits of a
+    sequence must not depend on which kernels were built before.
     """
     semantics = problem.required_semantics(config)
     known = _known().get((device.arch, str(semantics), str(config)))
@@ -92,20 +92,21 @@ def _noted(config: Any, arch: int, semantics: Semantics) -> Spill | None:
 
 
 def replacements() -> Iterator[tuple[KernelConfig, Semantics]]:
-    """The configs that replace slow ones, each with the semantics for which it is compiled."""
+    """Yields the configs that replace slow configs, each with the semantics for which it is
+    compiled."""
     for (_, semantics, _), known in _known().items():
         if known.instead is not None:
             yield known.instead, Semantics.parse(semantics)
 
 
 def forget_known() -> None:
-    """Makes the next use read the file again."""
+    """Makes the next use of the known kernels read the file again."""
     _known.cache_clear()
 
 
 @cache
 def _known() -> Mapping[tuple[int, str, str], Spill]:
-    """The known slow kernels, by (architecture, semantics, short form)."""
+    """The known slow kernels, keyed by (architecture, semantics, short form)."""
     return {
         (one["arch"], one["semantics"], one["config"]): Spill(
             one["stored"],

@@ -48,19 +48,21 @@ def write_slots(
 ) -> None:
     """Writes row i of k and v to slot ``slot_mapping[i]`` of k_cache and v_cache.
 
-    Slot s is row s % page of page s // page, as serving engines number them. On a GPU nothing is
-    copied to the host and the call does not wait, so that a CUDA graph can be replayed with other
-    slots. Without scales, rows are copied to a cache of k's dtype without a change of their bits.
+    With pages of n rows, slot s is row `s % n` of page `s // n`, as serving engines number slots.
+    On a GPU nothing is copied to the host and the call does not wait, so that a CUDA graph can be
+    replayed with other slots. Without scales, rows are copied to a cache of k's dtype without a
+    change of their bits.
 
     Args:
         k, v: (rows, heads_k, d), fp16 or bf16, PyTorch tensors or NumPy or CuPy arrays, with
-            strides as for attention(). v may have its own d. Rows beyond the slots are not read.
+            strides as for attention(). v may have its own d. Rows without a slot in slot_mapping
+            are not read.
         k_cache, v_cache: (pages, page, heads_k, d) or (batch, capacity, heads_k, d), with dtype and
             strides as for k; both may be parts of one tensor. They are changed. Both may be
             float8_e4m3fn or float8_e5m2: elements are rounded to nearest even and saturate.
         slot_mapping: (at most rows,) int64, contiguous: the slot of each row. A row with a negative
             slot is skipped. A slot beyond the cache is an error on the host; on a device its row is
-            skipped. If several rows have the same slot, it gets one of them.
+            skipped. If several rows have the same slot, one of these rows is written.
         k_scale, v_scale: the divisors of k and v, as for attention_with_cache(); None is 1.
         config: the kernel to use; None chooses one.
         emulate: run host tensors in the emulator even when the estimated time is above 60 s.
@@ -81,8 +83,8 @@ def write_slots(
         chosen = config or write_config(problem)
         prepared = prepare_operation(chosen, problem, views, emulate=emulate, options=numbers)
         prepared.run()
-        # A repeated call must return a value other than None, because None means that the call was
-        # not repeated.
+        # A repeated call must return a value other than None, because None means that no call was
+        # repeated.
         remember(prepared, ("k_cache",))
         return k_cache
 
@@ -91,7 +93,7 @@ def write_slots(
 
 
 def write_config(problem: Problem) -> KernelConfig:
-    """The kernel for a problem of this operation."""
+    """Returns the config whose kernel serves a problem of this operation."""
     (family, *_) = families(WRITE_SLOTS.name)
     (config, *_) = family.proof_configs(problem.dtype, d_head_for(problem))
     found: KernelConfig = config.with_knobs(cache=problem.cache_format)
@@ -107,8 +109,8 @@ def write_request(
     k_scale: float | Array | None = None,
     v_scale: float | Array | None = None,
 ) -> Request | None:
-    """Checks the arguments of write_slots() and returns the request; None if there is nothing to
-    write. Raises ArgumentError in the same cases as write_slots()."""
+    """Checks arguments as write_slots() does and returns the request for its kernel; None if there
+    is nothing to write. Raises ArgumentError in the same cases as write_slots()."""
     scales = Scales.of(k_scale, v_scale)
     views, numbers = _views(k, v, k_cache, v_cache, slot_mapping, scales)
     problem = _problem(views, has_scales=scales.are_given)
@@ -122,7 +124,7 @@ def _is_empty(problem: Problem, views: dict[str, TensorView]) -> bool:
 def _views(
     k: Array, v: Array, k_cache: Array, v_cache: Array, slot_mapping: Array, scales: Scales
 ) -> tuple[dict[str, TensorView], dict[str, float]]:
-    """The checked views of all tensors, and the scales that are numbers."""
+    """Returns the checked views of all tensors, and those scales that are numbers."""
     first = view_tensor("k", k)
     views = {"k": first}
     for name, tensor in (("v", v), ("k_cache", k_cache), ("v_cache", v_cache)):
@@ -176,7 +178,7 @@ def _views(
 
 
 def _check_slots(view: TensorView, cache: tuple[int, ...]) -> None:
-    """Raises ArgumentError if a slot is beyond a cache on the host."""
+    """Raises ArgumentError if a slot is beyond the cache. The slots must be on the host."""
     slots = np.asarray(view.framework.as_numpy(view.source))
     for wrong in np.flatnonzero(slots >= cache[0] * cache[1])[:1]:
         raise ArgumentError(

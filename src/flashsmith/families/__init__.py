@@ -1,4 +1,4 @@
-"""Kernel families: the classes of configs, the names of kernels, the rules and the config sets."""
+"""Kernel families: their config classes, rules and config sets, and the names of their kernels."""
 
 from typing import TYPE_CHECKING
 

@@ -8,11 +8,11 @@ from flashsmith.families.device import DeviceSpec
 from flashsmith.families.tile_work import rates_of
 from flashsmith.operations.problem import Problem
 
-# All SMs together add fp32 dq to the L2 at this share of the rate at which they load from the L2;
-# measured on an H200.
+# When all SMs add fp32 dq to sums in the L2, they add at this share of the rate at which they load
+# from the L2; measured on an H200.
 _SHARE_OF_L2 = 0.43
-# Milliseconds between the end of one launch and the first work of the next one, and also before the
-# first work of a call.
+# The delay in milliseconds from the end of one launch to the first work of the next one. The first
+# launch of a call has the same delay before its first work.
 _LAUNCH_MS = 0.003
 _NORM = 4.0
 _FLOAT_BYTES = 4
@@ -24,7 +24,7 @@ def reduced_per_clock(device: DeviceSpec) -> float:
 
 
 def joined(bounds: Sequence[float]) -> float:
-    """The cycles that an SM takes for several kinds of work that overlap.
+    """The cycles that an SM takes for several kinds of work that it does at the same time.
 
     This is the time of the longest kind plus a small share of the other kinds' times.
     """
@@ -32,9 +32,9 @@ def joined(bounds: Sequence[float]) -> float:
 
 
 def helpers_ms(problem: Problem, device: DeviceSpec, sums_dq: bool) -> float:
-    """Milliseconds for the launches before and after the main kernel, including the gaps between
-    launches. The launches before it compute D for all rows. If dq is summed in fp32, they also zero
-    the sums, and a launch after the main kernel converts the sums to the dtype."""
+    """Milliseconds for all launches except the main kernel, including the gaps between launches.
+    The launches before the main kernel compute D for all rows. If dq is summed in fp32, they also
+    set the sums to zero, and a launch after the main kernel converts the sums to the dtype."""
     element = problem.dtype.element_size
     moved = 2 * element  # For do and o
     if sums_dq:

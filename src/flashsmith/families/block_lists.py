@@ -1,4 +1,5 @@
-"""The kernels that write lists of the blocks in which a program's mask shows any key.
+"""The kernels that write lists of the blocks in which a program's mask leaves at least one key
+visible.
 
 See csrc/common/block_lists.cuh.
 """
@@ -11,14 +12,14 @@ from flashsmith.semantics.compiled import Semantics
 
 
 def has_lists(semantics: Semantics) -> bool:
-    """Whether kernels of these semantics visit only the blocks in such lists."""
+    """Whether kernels of these semantics visit only the blocks that such lists name."""
     program = semantics.caller_program
     return program is not None and program.mask is not None
 
 
 def list_templates(semantics: Semantics, prefix: str) -> Mapping[str, str]:
-    """The templates of the kernels that write the lists, by role; empty for semantics without
-    lists."""
+    """The templates of the kernels that write the lists, keyed by the kernels' roles; empty if the
+    semantics need no lists."""
     if not has_lists(semantics):
         return {}
     return {
@@ -28,14 +29,14 @@ def list_templates(semantics: Semantics, prefix: str) -> Mapping[str, str]:
 
 
 def query_list_templates(semantics: Semantics) -> Mapping[str, str]:
-    """The list templates of a backward pass in which each block of keys visits blocks of
-    queries."""
+    """The templates of the kernels that write lists, for a backward pass in which each block of
+    keys visits blocks of queries."""
     return _of_backward_pass(semantics, "queries")
 
 
 def key_list_templates(semantics: Semantics) -> Mapping[str, str]:
-    """The list templates of a backward pass in which each block of queries visits blocks of
-    keys."""
+    """The templates of the kernels that write lists, for a backward pass in which each block of
+    queries visits blocks of keys."""
     return _of_backward_pass(semantics, "keys")
 
 

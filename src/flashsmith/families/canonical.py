@@ -1,9 +1,9 @@
-"""canonical: the knob for kernels that compute every row in one fixed order of operations, and so
-with fixed bits.
+"""canonical: the knob of kernels that compute every row in one fixed order of operations, so that a
+row always has the same bits.
 
 docs/bits.md specifies the order, and csrc/common/canonical.cuh has the code that the kernels share.
-The tile of keys and the chunk depend on the head dimension and the architecture; B_c must be that
-tile.
+The number of keys in a tile depends on the head dimension and the architecture, and B_c must be
+this number in a canonical config.
 """
 
 from __future__ import annotations
@@ -15,23 +15,24 @@ from flashsmith.families.device import DeviceSpec
 from flashsmith.families.knob import knob
 from flashsmith.families.rule import Rule
 
-# The version of the order, and its name in errors, tables and `flashsmith choose`.
+# The version of the canonical order, and the order's name in errors, in tables and in the output of
+# `flashsmith choose`.
 VERSION = 1
 ORDER = f"canonical-{VERSION}"
 # The number of keys in a chunk; csrc/common/canonical_sizes.cuh has the same value.
 CHUNK = 4096
 _HOPPER = 90
-# With more columns than this, a tile has the same number of keys on all GPUs, because two longer
-# tiles do not fit in shared memory.
+# If d or d_v is larger than _MOST_COLUMNS, a tile has _SHORTEST keys on all GPUs, because two
+# longer tiles do not fit in shared memory.
 _MOST_COLUMNS, _SHORTEST = 256, 32
 
 
 def canonical_tile(d: int, arch: int, d_v: int = 0) -> int:
-    """The number of keys in a tile, by the call's head dimension d, the architecture (90 for 9.0)
-    and the head dimension of v (0: the same as d).
+    """The number of keys in a tile of the canonical order. This number depends on the call's head
+    dimension d, on the architecture (90 for 9.0) and on the head dimension of v (0: the same as d).
 
-    If the widths of q and v differ, the tile must be the one that the kernels use, which also
-    depends on the narrower width.
+    If the widths of q and v differ, the number also depends on the narrower width, as in the
+    kernels.
     """
     if max(d, d_v) > _MOST_COLUMNS:
         return _SHORTEST
@@ -46,16 +47,16 @@ def tile_of(cfg: Any, arch: int) -> int:
 
 
 def version_of(cfg: Any) -> int:
-    """The version of the canonical order in which kernels of a config compute rows; 0 if the config
-    is not canonical or has no such knob."""
+    """The version of the canonical order in which a config's kernels compute rows; 0 if the config
+    is not canonical, or if its family has no canonical configs."""
     return int(getattr(cfg, "canonical", 0))
 
 
 def emulated_arch(cfg: Any) -> int:
-    """The architecture that the emulator uses for a config if none is given: the oldest of its
-    family or, if the config is canonical, the oldest on which the canonical tile is its B_c.
-    Configs with chunk_warpgroups need sm_90. So do canonical configs with wide rows, because the
-    other kernels that compute such rows need it."""
+    """The architecture for which the emulator runs a config if the caller names none. This is the
+    oldest architecture of the config's family. For a canonical config, it is the oldest one whose
+    canonical tile has B_c keys. Configs with chunk_warpgroups need sm_90. Canonical configs with
+    wide rows need it too, because all other kernels that compute such rows do."""
     oldest = int(cfg.OLDEST_ARCH)
     is_of_oldest = not version_of(cfg) or cfg.B_c == tile_of(cfg, oldest)
     is_wide = bool(version_of(cfg)) and cfg.d_head > _MOST_COLUMNS
@@ -65,8 +66,8 @@ def emulated_arch(cfg: Any) -> int:
 
 
 def canonical_knob() -> Any:
-    """Declares the knob. Its value is the version of the canonical order, or 0 if the config is not
-    canonical."""
+    """Declares the knob `canonical`. Its value is the version of the canonical order, or 0 in a
+    config that is not canonical."""
     return knob(
         "version of the canonical order of operations that rows' bits keep; 0: an order of its own",
         values=(0, VERSION),
@@ -88,8 +89,9 @@ def canonical_rules(*other: tuple[str, str, Callable[[Any], bool]]) -> tuple[Rul
     """The rules for the canonical configs of a family.
 
     Args:
-        other: for each further knob that could change the order: its name, the reason, and a
-            predicate that says whether a config keeps the order.
+        other: a tuple for each further knob that could change the order: the knob's name, the rest
+            of the reason after 'canonical configs need', and a predicate that returns whether a
+            config keeps the order.
     """
     return (
         Rule(

@@ -18,9 +18,10 @@ from flashsmith.semantics.dtype import DType
 
 THREADS_PER_WARP = 32
 
-# The limits of one SM, from the CUDA occupancy rules. Some GPUs allow fewer threads or CTAs. This
-# can be ignored, because on these GPUs shared memory or registers limit every config more tightly.
-# The only exception would be one tile shape of d_head 32, if it used only 32 registers per thread.
+# The limits of one SM, from the CUDA occupancy rules. Some GPUs allow fewer threads or CTAs per SM.
+# These lower limits are ignored, because on such GPUs shared memory or registers limit the CTAs of
+# every config more tightly. The only exception would be a tile shape for d_head 32, if its kernel
+# used only 32 registers per thread.
 RESERVED_SMEM_PER_CTA = 1024
 REGISTERS_PER_SM = 65536
 REGISTERS_PER_THREAD_UNIT = 8
@@ -33,30 +34,32 @@ INT_MAX = 2**31 - 1
 
 @dataclass(frozen=True, order=True)
 class KernelConfig:
-    """A frozen, ordered dataclass of knobs, which identifies one kernel.
+    """The base class of configs: frozen, ordered dataclasses of knobs, each of which identifies one
+    kernel.
 
-    Each family has a subclass, which adds knobs.
+    Each family has a subclass that declares its knobs.
 
     Every config has a dtype (a DType) and a d_head, the largest head dimension that its kernel can
-    compute. In some families d_v is the head dimension of v and o. Any other field is a flag, a
-    number or a member of an enumeration. All fields are
-    declared with `knob`. The subclass must define n_threads and smem_bytes; register_family()
-    checks this.
+    compute. In some families, a config also has d_v, the head dimension of v and o. Every other
+    field is a flag, a number or a member of an enumeration. All fields are declared with `knob`.
+    Each subclass must define n_threads and smem_bytes, which register_family() checks.
 
     Raises:
         ArgumentError: a field has the wrong type or is out of range.
     """
 
-    # The family's name, and the oldest compute capability on which its kernels run (80 for 8.0).
+    # The family's name, and the oldest compute capability on which the family's kernels run (80 for
+    # 8.0).
     FAMILY: ClassVar[str]
     OLDEST_ARCH: ClassVar[int]
-    # The parts of a short form: the knobs in the tuple, the text after them, the first feature, and
-    # the features that combine several knobs.
+    # The parts of a short form: the names of the knobs in the tuple, the text that follows the last
+    # of them, the first feature, and the features that combine several knobs.
     SHAPE: ClassVar[tuple[str, ...]] = ()
     SHAPE_SUFFIX: ClassVar[str] = ""
     LEADING_WORD: ClassVar[str] = ""
     GROUPS: ClassVar[tuple[KnobGroup, ...]] = ()
-    # Set by register_family(): the family, and the names of all knobs in order.
+    # register_family() sets these: the family, and the names of all knobs in the order of the
+    # fields.
     family: ClassVar[Family]
     KNOBS: ClassVar[tuple[str, ...]]
 
@@ -66,13 +69,14 @@ class KernelConfig:
 
     @property
     def head_dims(self) -> HeadDims:
-        """The widths that the kernel is compiled for: d_head alone, or the pair d_head and d_v."""
+        """The widths for which the kernel is compiled: d_head alone, or the pair of d_head and
+        d_v."""
         d_v = getattr(self, "d_v", 0)
         return HeadPair(self.d_head, d_v) if d_v else self.d_head
 
     @property
     def d_head_v(self) -> int:
-        """The columns of V's and O's tiles."""
+        """The number of columns in the tiles of V and O."""
         return getattr(self, "d_v", 0) or self.d_head
 
     def __post_init__(self) -> None:
@@ -94,7 +98,7 @@ class KernelConfig:
         return ", ".join(values) + self.SHAPE_SUFFIX
 
     def _feature_words(self) -> list[str]:
-        """The features that follow the tuple."""
+        """The features of the short form, which follow the tuple."""
         words = [self.LEADING_WORD] * bool(self.LEADING_WORD)
         groups = {group.knobs[0]: group for group in self.GROUPS}
         for declared in fields(self):
@@ -128,9 +132,9 @@ class KernelConfig:
         return self.short_form()
 
     def kernel_name(self) -> str:
-        """The short form as a unique C identifier, for files and functions.
+        """The short form as a C identifier, for the names of files and functions.
 
-        No two configs share one.
+        Different configs have different identifiers.
         """
         return re.sub(r"[^a-z0-9]+", "_", self.short_form().lower()).strip("_")
 
@@ -170,8 +174,8 @@ class KernelConfig:
         return rows
 
     def fills_tiles(self, seq_q: int, seq_k: int, d: int) -> bool:
-        """Whether tiles divide these sizes, so that a kernel without bounds checks can compute
-        them."""
+        """Whether these sizes consist of whole tiles, so that a kernel without bounds checks can
+        compute the problem."""
         return d == self.d_head
 
     def cta_limits(
@@ -182,7 +186,8 @@ class KernelConfig:
         max_threads: int = MAX_THREADS_PER_SM,
         max_ctas: int = MAX_CTAS_PER_SM,
     ) -> dict[str, int]:
-        """How many CTAs each resource of an SM allows, keyed by the resource's name.
+        """For each resource of an SM, the number of CTAs that it allows, keyed by the resource's
+        name.
 
         Args:
             max_smem_bytes: bytes of shared memory of an SM.
@@ -201,9 +206,9 @@ class KernelConfig:
         return limits
 
     def num_ctas_per_sm(self, max_smem_bytes: int, registers: int | None = None) -> int:
-        """How many CTAs an SM can hold.
+        """The number of CTAs that an SM can hold; 0 if not even one fits.
 
-        See cta_limits for the arguments. 0: not even one CTA fits.
+        The arguments are those of cta_limits.
         """
         return min(self.cta_limits(max_smem_bytes, registers).values())
 
@@ -212,7 +217,7 @@ class KernelConfig:
 class ForwardConfig(KernelConfig):
     """The base class of configs of forward families.
 
-    Their knobs include d_head and B_c, the number of keys in a step of the loop.
+    Their configs have the knob B_c, the number of keys in a step of the loop.
     """
 
     @property
@@ -223,7 +228,7 @@ class ForwardConfig(KernelConfig):
 
 
 def checked_value(declared: Field[Any], value: object) -> object:
-    """Converts `value` to the type of the knob.
+    """Returns `value` converted to the type of the knob.
 
     Raises:
         ArgumentError: the knob does not accept the value.

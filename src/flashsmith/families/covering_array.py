@@ -1,5 +1,5 @@
-"""Covering arrays: a few configs that together contain all pairs of knob values that occur in legal
-configs."""
+"""Covering arrays: small sets of configs that together contain every pair of knob values that
+occurs in a legal config."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from flashsmith.families.device import DeviceSpec
 from flashsmith.families.family import Family
 from flashsmith.families.legal_space import legal_completions
 
-# A pair of knobs, each with one of its values.
+# Two knobs, each with one of its values.
 KnobPair = tuple[tuple[str, object], tuple[str, object]]
 
-# The number of uncovered pairs that are tried as the start of the next config; trying more hardly
-# makes the set smaller.
+# The number of uncovered pairs with which the search tries to begin its next config. With more, the
+# covering array would hardly become smaller.
 _SEEDS = 12
 
 
 @lru_cache(maxsize=8)
 def cover(family: Family, device: DeviceSpec) -> tuple[KernelConfig, ...]:
-    """A covering array for pairs of a family's knob values.
+    """Returns a covering array for the pairs of a family's knob values.
 
-    It is sorted, and the same in every run.
+    The array is sorted, and it is the same in every run.
 
     Each pair of values of two knobs that occurs in any config that is legal on `device` occurs in
     one of the returned configs. The search is greedy: it begins a config with a pair that is not
@@ -45,8 +45,8 @@ def cover(family: Family, device: DeviceSpec) -> tuple[KernelConfig, ...]:
 
 
 def _without_idle(chosen: list[KernelConfig]) -> list[KernelConfig]:
-    """Removes configs whose pairs all occur in other configs, since the greedy search may choose
-    redundant ones."""
+    """Removes each config whose pairs all occur in other configs; the greedy search may choose such
+    redundant configs."""
     holders = Counter(pair for cfg in chosen for pair in knob_pairs(cfg))
     kept = []
     for cfg in chosen:
@@ -58,7 +58,7 @@ def _without_idle(chosen: list[KernelConfig]) -> list[KernelConfig]:
 
 
 def knob_pairs(cfg: KernelConfig) -> list[KnobPair]:
-    """All pairs of two knobs with their values in `cfg`."""
+    """All pairs of two knobs, with the values that these have in `cfg`."""
     return list(combinations([(knob, getattr(cfg, knob)) for knob in cfg.family.knob_values], 2))
 
 
@@ -100,8 +100,8 @@ def _grow(
         def rank(value: object) -> tuple[int, int]:
             pairs = (pair_of(knob, value, other, getattr(cfg, other)) for other in settled)
             gain = sum(pair in open_pairs for pair in pairs)
-            # If several values cover equally many pairs, the one used least so far is chosen, for
-            # variety.
+            # Among values that cover equally many pairs, the value that the fewest chosen configs
+            # have comes first, for variety.
             return (-gain, sum(getattr(known, knob) == value for known in chosen))
 
         return sorted(family.covered_values[knob], key=rank)
@@ -111,8 +111,8 @@ def _grow(
 
 
 def _with(family: Family, pair: KnobPair) -> KernelConfig:
-    """A config in which two knobs have the given values; its other knobs have arbitrary values that
-    are replaced later."""
+    """A config in which two knobs have the values of `pair`. The other knobs have arbitrary values,
+    which the search replaces."""
     values = {knob: choices[0] for knob, choices in family.covered_values.items()} | dict(pair)
     config: KernelConfig = family.config_class(**values)
     return config

@@ -7,21 +7,20 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class CppNames:
-    """The names by which generated code and host code refer to a family's C++ code, whose sources
-    are in family.csrc.
+    """The names of the C++ code in family.csrc to which generated code and host code refer.
 
     Args:
-        config_header: the include path of the header with the struct of the config, such as
-            'mma_sync/config.cuh'. The struct has the name of the Python class.
+        config_header: the include path of the header that defines the config's struct, such as
+            'mma_sync/config.cuh'. The struct has the same name as the Python class.
         kernel_header: the header that declares the kernels.
         kernel: the template of the main kernel.
-        static_config: the template that makes the kernels' template argument from a config and
-            semantics.
+        static_config: the template that turns a config and semantics into the template argument of
+            the kernels.
         function: the type of pointers to the main kernel.
         plan_header: the header that declares `plan_function`.
         plan_function: the function that plans a call, of type 'Plan (const Config&, NumberReader&,
-            Tensors, const DeviceSpec&, const Semantics&)'. A launch in the Plan names its kernel by
-            the index in family.kernel_templates().
+            Tensors, const DeviceSpec&, const Semantics&)'. Each launch in the Plan identifies its
+            kernel by an index into family.kernel_templates().
     """
 
     config_header: str

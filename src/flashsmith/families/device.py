@@ -44,11 +44,11 @@ def _server(name: str, arch: int, sm_count: int, l2_mib: int) -> DeviceSpec:
 
 
 # The shared memory, threads, CTAs and registers of an SM are from the table of technical
-# specifications in the CUDA Programming Guide. Numbers of SMs and L2 sizes are from NVIDIA's
-# architecture whitepapers (GA100, GA102, AD102, GH100, GB202 and RTX PRO Blackwell). For B200 and
-# B300 they are from NVIDIA's tuning guide and Blackwell page. For A10G, H200 and GPUs with the same
-# chips, they are as the driver reports them. If only an architecture is given, the first GPU in
-# this list with that architecture is used.
+# specifications in the CUDA Programming Guide. The numbers of SMs and the sizes of the L2 are from
+# NVIDIA's architecture whitepapers (GA100, GA102, AD102, GH100, GB202 and RTX PRO Blackwell). For
+# B200 and B300, they are from NVIDIA's tuning guide and Blackwell page. For A10G, for H200 and for
+# GPUs with the same chips as these, the driver reported them. If a caller gives only an
+# architecture, the first GPU in this list that has this architecture is used.
 KNOWN_DEVICES: tuple[DeviceSpec, ...] = (
     _ampere("A100", sm_count=108, l2_mib=40),
     _graphics("A10", 86, sm_count=72, max_ctas=16, l2_mib=6),
@@ -68,16 +68,17 @@ KNOWN_DEVICES: tuple[DeviceSpec, ...] = (
     _graphics("RTX PRO 6000 Blackwell", 120, sm_count=188, max_ctas=24, l2_mib=128),
 )
 
-# Boards that have fewer SMs than others with the same name, from NVIDIA's data sheets.
+# Boards that have fewer SMs than other boards of the same GPU, from NVIDIA's data sheets.
 _SM_COUNT_OF_BOARD = {"h100pcie": ("H100 PCIe", 114)}
 
-# The device for legality checks and planning when the machine has no GPU and no device is named.
+# The device that legality checks and planning assume if the machine has no GPU and the caller names
+# no device.
 DEFAULT_DEVICE = KNOWN_DEVICES[0]
 
 
 def default_device(oldest_arch: int) -> DeviceSpec:
-    """The device for legality checks and planning of kernels that need `oldest_arch`, when the
-    machine has no GPU and no device is named."""
+    """The device that legality checks and planning assume for kernels that need at least
+    `oldest_arch`, if the machine has no GPU and the caller names no device."""
     return next(device for device in KNOWN_DEVICES if device.arch >= oldest_arch)
 
 

@@ -1,7 +1,7 @@
 """Former names of public classes, which still work but raise a DeprecationWarning.
 
-A module offers them through ``__getattr__``, so that imports and pickles with a former name work
-too.
+A module provides these names through ``__getattr__``, so that imports and pickles that use a former
+name still work.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ EARLIER = {
 
 
 def getter(module: str) -> Callable[[str], Any]:
-    """The function ``__getattr__`` for a module that offers former names.
+    """Returns the function ``__getattr__`` for a module that provides former names.
 
-    For all other names it raises AttributeError, as Python does.
+    For a name that is not a former name, this function raises AttributeError, as Python does.
     """
 
     def earlier(name: str) -> Any:
@@ -49,7 +49,7 @@ def getter(module: str) -> Callable[[str], Any]:
             DeprecationWarning,
             stacklevel=2,
         )
-        # The import is relative, because a copy of the package may have another name.
+        # The import is relative, because the name of a copy of the package may not be flashsmith.
         module_name = renamed.module.removeprefix("flashsmith.families")
         return getattr(import_module(module_name, __package__), renamed.name)
 

@@ -1,5 +1,5 @@
-"""Family: the class that holds everything that differs between families of kernels; and the
-registry of families.
+"""Family: the base class whose subclasses define everything in which families of kernels differ;
+and the registry of families.
 
 All other code accesses a config's family as `cfg.family`. docs/add-a-family.md builds a family step
 by step.
@@ -34,17 +34,19 @@ from flashsmith.semantics.compiled import Semantics
 from flashsmith.semantics.dtype import DType
 
 ENTRY_POINT_GROUP = "flashsmith.families"
-# A C identifier in lower case, because it is the name of a source folder and occurs in manifests.
+# The pattern of a family's name: a C identifier in lower case, because the name is also that of a
+# source folder and occurs in manifests.
 _NAME = re.compile(r"[a-z][a-z0-9_]*", re.ASCII)
-# The pattern of a key of a set or a search space, which excludes paths, 'B_r,B_c' and short forms.
+# The pattern of the key of a set or a search space. It does not match paths, 'B_r,B_c' or short
+# forms.
 _KEY = re.compile(r"[\w.-]+", re.ASCII)
-# Keys that stand for all families' sets or search spaces together.
+# Keys that stand for the sets or the search spaces of all families together.
 _RESERVED_KEYS = {"all", "both", "known"}
 _CSRC = Path(__file__).parents[1] / "csrc"
 
 
 class ConfigSet(NamedTuple):
-    """A set of configs that KERNELS can name, with its description."""
+    """A set of configs that KERNELS can name, with a description of the set."""
 
     meaning: str
     make: Callable[[], Sequence[Any]]
@@ -52,7 +54,8 @@ class ConfigSet(NamedTuple):
 
 @dataclass(frozen=True)
 class SmemRegion:
-    """A part of a CTA's shared memory, as a half-open range in bytes, and what it contains."""
+    """A part of a CTA's shared memory: what the part contains, and its bytes as a half-open
+    range."""
 
     tile: str
     begin: int
@@ -64,12 +67,13 @@ class SmemRegion:
 def smem_regions(
     cfg: Any, tiles: Iterable[tuple[Any, ...]], rest: str = ""
 ) -> tuple[SmemRegion, ...]:
-    """The regions of consecutive tiles, and one region for everything after the last tile.
+    """Returns the regions of consecutive tiles, followed by one region for everything after the
+    last tile.
 
     Args:
         cfg: a config that has d_head, dtype and smem_bytes().
-        tiles: for each tile its name, the number of its buffers, its rows and, unless it has
-            d_head, its columns.
+        tiles: a tuple for each tile: the tile's name, the number of its buffers, the number of rows
+            and, unless it is d_head, the number of columns.
         rest: the name of the region after the last tile.
     """
     regions, begin = [], 0
@@ -87,7 +91,7 @@ def smem_regions(
 
 @dataclass(frozen=True)
 class Intensity:
-    """FLOP per byte that is moved, in the limit of long sequences.
+    """The FLOP that a kernel computes per byte that it reads, in the limit of long sequences.
 
     `shared`: FLOP per byte read from shared memory. `global_memory`: FLOP per byte that CTAs read
     from global memory, mostly from L2.
@@ -101,9 +105,9 @@ class Family:
     """A family of kernels: a config class, C++ sources, and everything else in which families
     differ.
 
-    A subclass must set the attributes that have no value here, and overrides the methods that
-    concern its kernels. The defaults are for families without the respective feature. `cfg` is
-    always a config of the family.
+    A subclass must set the attributes that have no value here. It overrides the methods for the
+    features that its kernels have; each method's default is for a family without the feature. `cfg`
+    is always a config of the family.
     """
 
     # The class of the family's configs; its attribute FAMILY is the family's name.
@@ -112,22 +116,23 @@ class Family:
     title: str
     # The name of the operation that the kernels compute.
     operation: str = "forward"
-    # The conditions that a config must fulfil so that a kernel can be built.
+    # The conditions that a config must fulfil so that its kernel can be built.
     rules: tuple[Rule, ...] = ()
-    # When a partial config is completed, these knobs are chosen first; many rules depend on them.
+    # The knobs whose values are chosen first when a partial config is completed, because many rules
+    # depend on them.
     choose_first: tuple[str, ...] = ()
-    # The values of some knobs to which the search for a legal config is restricted; all values of
-    # other knobs are tried.
+    # For some knobs, the only values that the search for a legal config tries. Of all other knobs
+    # it tries all values.
     repairs: ClassVar[Mapping[str, tuple[Any, ...]]] = {}
-    # The folder with the C++ sources, named like the family. Include paths begin with this name.
-    # The .cc files in the folder are compiled into every library.
+    # The folder with the C++ sources. It has the family's name, with which include paths begin. The
+    # .cc files in the folder are compiled into every library.
     csrc: Path
-    # The C++ names that these sources define.
+    # The C++ names that the sources in `csrc` define.
     cpp: CppNames
     # The suffix of the compilation target, such as 'a' for sm_90a, if the kernels use
     # architecture-specific instructions.
     target_suffix: str = ""
-    # Whether tensors must be suitable for TMA, which excludes strides of 0 or less.
+    # Whether tensors must be suitable for TMA, which requires strides above 0.
     needs_tma: bool = False
     # Whether a CTA may compute several tiles, one after another.
     persistent: bool = False
@@ -151,11 +156,11 @@ class Family:
 
     @cached_property
     def knob_values(self) -> dict[str, tuple[Any, ...]]:
-        """All values that each knob has in any legal config, by knob, in the order of the
-        fields."""
+        """For each knob, in the order of the fields, all values that the knob has in legal
+        configs."""
         return {knob.name: knob.metadata["values"] for knob in fields(self.config_class)}
 
-    # The pairs of widths for which there are kernels whose d_v may differ from d.
+    # The pairs of widths (d_head, d_v) of the kernels whose calls may have a d_v other than d.
     pairs: tuple[HeadPair, ...] = ()
 
     @property
@@ -165,9 +170,10 @@ class Family:
 
     @property
     def covered_values(self) -> Mapping[str, tuple[Any, ...]]:
-        """The knob_values for a covering array. It leaves out `canonical` values other than 0,
-        which are legal only on some GPUs, `d_v` values other than 0, which exist for few d_heads,
-        and the d_heads 72 and 80, whose tiles are those of another d_head."""
+        """The knob_values from which a covering array is made. These leave out values of
+        `canonical` other than 0, because each is legal only on some GPUs, and values of `d_v` other
+        than 0, which exist only for a few d_heads. They also leave out the d_heads 72 and 80,
+        because these have the same tiles as another d_head."""
         values = self.knob_values
         widths = tuple(filter(is_whole, values["d_head"]))
         absent: dict[str, tuple[Any, ...]] = {
@@ -187,7 +193,7 @@ class Family:
     def kernel_templates(self, cfg: Any) -> Mapping[str, str]:
         """The templates of all kernels that the plans of a config launch, the main kernel first.
 
-        The keys are words for their purpose.
+        Each key is a word for the purpose of the kernel.
         """
         return {"main": self.cpp.kernel}
 
@@ -201,41 +207,42 @@ class Family:
         return {**self.kernel_templates(cfg), **self.program_templates(cfg, semantics)}
 
     def runs_on(self, device: DeviceSpec) -> bool:
-        """Whether the family may have legal configs on a device."""
+        """Whether the family can have legal configs on a device."""
         if device.arch < self.oldest_arch:
             return False
         return all(rule.predicate(None, device) for rule in self.rules if not rule.knobs)
 
     def unsupported_reason(self, problem: Problem, device: DeviceSpec) -> str | None:
-        """Why the family has no kernel for a problem on a device; None if it has one."""
+        """The reason why the family has no kernel for a problem on a device; None if the family has
+        one."""
         return None
 
     def gradients_of(self, cfg: Any) -> str:
-        """The value of a problem's `gradients` that the kernels of a config require; '' if the
-        kernels can compute any gradients."""
+        """The only value of a problem's `gradients` for which a config's kernels can be used; '' if
+        they can be used for every value."""
         return ""
 
     def cache_of(self, cfg: Any) -> str:
-        """The format of the KV cache, as in Problem.cache, that the kernels of a config require; ''
-        for a plain cache."""
+        """The format of a KV cache, as in Problem.cache, for which a config's kernels are compiled;
+        '' stands for a plain cache."""
         return ""
 
     def for_gradients(self, cfg: Any, gradients: str) -> Any:
-        """The config for a problem that needs only these gradients.
+        """The config to use instead of `cfg` for a problem that needs only these gradients.
 
-        `cfg` computes all gradients. The returned config leaves out the work for gradients that are
-        not needed; in most families it is `cfg` itself.
+        `cfg` computes all gradients. The kernels of the returned config leave out the work for
+        gradients that are not needed. In most families the returned config is `cfg` itself.
         """
         return cfg
 
     def canonical(self, cfg: Any, device: DeviceSpec) -> Any:
-        """The legal config that computes what `cfg` computes, but in the canonical order; `cfg`
-        itself if it is canonical. None if there is no such config."""
+        """The legal config that computes the same as `cfg`, but in the canonical order. This is
+        `cfg` itself if `cfg` is canonical. None if there is no such config."""
         return None
 
     def order(self, cfg: Any, arch: int) -> Order | None:
-        """The order of operations in which a config's kernel, compiled for an architecture,
-        computes a row; None for families of operations other than attention."""
+        """The order of operations in which a config's kernel computes a row if it is compiled for
+        this architecture; None if the family's operation is not attention."""
         return None
 
     def is_deterministic(self, cfg: Any) -> bool:
@@ -243,42 +250,43 @@ class Family:
         return True
 
     def adapt_to_queries(self, cfg: Any, problem: Problem, device: DeviceSpec) -> Any:
-        """The config for a problem, as a replacement for `cfg`.
+        """The config to use instead of `cfg` for a problem.
 
-        `cfg` was chosen without regard to the number of queries. The replacement gives the same
-        bits as `cfg` for sequences with few queries.
+        `cfg` was chosen without regard to the number of queries. For sequences with few queries,
+        the returned config gives the same bits as `cfg`.
         """
         return cfg
 
     def adapt_to_registers(self, cfg: Any, semantics: Semantics) -> Any:
-        """The config to use instead of `cfg` for these semantics, which have no measurements.
+        """The config to use instead of `cfg` for these semantics, for which there are no
+        measurements.
 
         It differs from `cfg` if `cfg`'s kernel would have too few registers.
         """
         return cfg
 
     def has_more_arguments(self, cfg: Any) -> bool:
-        """Whether the config's kernels take more arguments than the family's function type
+        """Whether a config's kernels take more arguments than the function type `cpp.function`
         declares."""
         return False
 
     def adapt_to_program(self, cfg: Any, semantics: Semantics) -> Any:
-        """The config to use instead of `cfg`, which was measured without a program, for semantics
-        with a program. None if the family has no kernels for programs."""
+        """The config to use instead of `cfg` for semantics with a program, because `cfg` was
+        measured without a program. None if the family has no kernels for programs."""
         return None
 
     # --- which configs ---------------------------------------------------------------------------
 
     def kernels_to_build(self) -> Sequence[Any]:
-        """The configs that `flashsmith build` compiles if nothing is selected."""
+        """The configs that `flashsmith build` compiles if its user selects none."""
         return ()
 
     def block_size_set(self) -> Sequence[Any]:
-        """The configs among which a key 'B_r,B_c' selects."""
+        """The configs from which a key 'B_r,B_c' selects the ones with these block sizes."""
         return ()
 
     def shipped(self) -> Sequence[tuple[Any, Semantics]]:
-        """The kernels that are always shipped, whatever the table of winners contains."""
+        """The kernels that are shipped even if no table of winners contains them."""
         return ()
 
     def candidates(
@@ -293,12 +301,12 @@ class Family:
         return ()
 
     def search_space(self, dtype: DType, d_head: Any, masked: bool) -> Sequence[Any]:
-        """The configs with which `flashsmith tune` begins; () if the family has no kernels for
-        these arguments."""
+        """The configs with which the search of `flashsmith tune` begins; () if the family has no
+        kernels for these arguments."""
         return ()
 
     def moves(self, cfg: Any) -> Iterable[Any]:
-        """All configs that are one search step away from `cfg`, unfiltered."""
+        """All configs that are one search step away from `cfg`, including illegal ones."""
         return ()
 
     def worth_searching(self, cfg: Any) -> bool:
@@ -306,10 +314,10 @@ class Family:
         return True
 
     def neighbours(self, cfg: Any) -> list[Any]:
-        """The configs one search step away from `cfg` that are worth measuring and legal on
-        roomiest_device(). The neighbours of a canonical config are canonical, and those of a
-        config for a cache with scales compute in the same order, since its bits are those of a
-        plain cache."""
+        """The configs one search step away from `cfg` that are worth measuring and are legal on
+        `roomiest_device`. Neighbours of a canonical config are canonical. Neighbours of a config
+        for a cache with scales compute rows in the same order as `cfg`, because outputs for such a
+        cache must have the bits that they have for a plain cache."""
         found = dict.fromkeys(other for other in self.moves(cfg) if self.worth_searching(other))
         device, rules = self.roomiest_device, self.rules
         return [
@@ -333,29 +341,29 @@ class Family:
         return cfg
 
     def pack_variants(self, cfg: Any, problem: Problem, device: DeviceSpec) -> Sequence[Any]:
-        """Legal variants of `cfg` whose tile rows are a group's query heads; variants that split
-        keys come last. Returns () if packing would not save many tiles."""
+        """Legal variants of `cfg` in which the rows of a tile are the query heads of a group.
+        Variants that also split keys come last. Returns () if packing would not save many tiles."""
         return ()
 
     def splits_keys(self, cfg: Any) -> bool:
-        """Whether the kernel of a config may split a tile's keys into parts, as the kernels of
-        split_variants() do."""
+        """Whether the kernel of a config can split a tile's keys into parts, as the kernels of
+        split_variants() can."""
         return False
 
     def split_variants(self, cfg: Any, problem: Problem, device: DeviceSpec) -> Sequence[Any]:
-        """Legal variants of `cfg` that split the keys of a tile into parts; () if the tiles already
-        fill the device."""
+        """Legal variants of `cfg` whose kernels split the keys of a tile into parts; () if the
+        problem's tiles already fill the device."""
         return ()
 
     @cached_property
     def roomiest_device(self) -> DeviceSpec:
-        """Of the known GPUs on which the family runs, the one with the most shared memory."""
+        """The GPU with the most shared memory, among the known GPUs on which the family runs."""
         served = [device for device in KNOWN_DEVICES if self.runs_on(device)]
         return max(served, key=lambda device: device.max_smem_per_block)
 
     def proof_configs(self, dtype: DType, d: Any) -> Sequence[Any]:
-        """A few configs, for head dimension d or a HeadPair, that together cover every feature that
-        proofs should exercise."""
+        """A few configs for `d` (a head dimension or a HeadPair) that together have every feature
+        that proofs should exercise."""
         return ()
 
     # --- costs -----------------------------------------------------------------------------------
@@ -367,8 +375,7 @@ class Family:
 
     def plan_costs(self, gpu: str) -> Sequence[float]:
         """The arguments of flashsmith_set_plan_costs() for the GPU with this name: the cost figures
-        with which the C++ code then plans calls. Returns Returns () if planning uses no cost
-        model."""
+        with which the C++ code then plans calls. Returns () if planning uses no cost model."""
         return ()
 
     def compile_cost(self, cfg: Any) -> float:
@@ -380,7 +387,8 @@ class Family:
     ) -> TileWork:
         """The work of one tile on an SM; only families that have a cost model implement this.
 
-        registers, spill: registers and spilled bytes per thread; None: they are estimated.
+        registers, spill: the kernel's registers and spilled bytes per thread; None means that they
+            are estimated.
         """
         raise ArgumentError(f"cfg: no cost model for the family {self.name!r}")
 
@@ -392,23 +400,23 @@ class Family:
         registers: int | None = None,
         spill: int | None = None,
     ) -> Sequence[TileWork]:
-        """The tile_work of all launches of a call that loop over tiles, the main launch first."""
+        """The tile_work of each launch of a call that loops over tiles, the main launch first."""
         return (self.tile_work(cfg, device, registers, spill),)
 
     def helpers_ms(self, cfg: Any, problem: Problem, device: DeviceSpec) -> float:
-        """Milliseconds for those launches of a call that are not in loops()."""
+        """The time in milliseconds of a call's other launches, which loops() leaves out."""
         return 0.0
 
     def call_work(self, cfg: Any, problem: Problem, device: DeviceSpec) -> CallWork | None:
-        """The work of a whole call, for families whose cost model does not count tiles of queries;
-        None for families whose time follows from tile_work."""
+        """The work of a whole call, in families whose cost model does not count tiles of queries.
+        None in families whose cost model computes times from tile_work."""
         return None
 
     # --- descriptions ----------------------------------------------------------------------------
 
     def dividing_tiles(self, cfg: Any) -> dict[str, int]:
-        """The tile sizes, by knob. All tiles are whole if the numbers of queries and keys are
-        multiples of these sizes."""
+        """The tile sizes, keyed by knob. If the numbers of queries and keys are multiples of these
+        sizes, all tiles are whole."""
         return {}
 
     def smem_map(self, cfg: Any) -> Sequence[SmemRegion]:
@@ -417,25 +425,25 @@ class Family:
         return (SmemRegion("all", 0, size, 0, 0),) if size else ()
 
     def intensity(self, cfg: Any) -> Intensity | None:
-        """FLOP per byte in the main loop; None if the kernels have no such loop."""
+        """The FLOP per byte of the kernels' main loop; None if the kernels have no such loop."""
         return None
 
     def conflict_kinds(self) -> Mapping[str, tuple[str, ...]]:
-        """For each use of shared memory in the kernels ('ldmatrix', 'copy st', 'O st', 'O ld'), the
-        kinds of access that the emulator counts for it."""
+        """For each use that the kernels make of shared memory ('ldmatrix', 'copy st', 'O st', 'O
+        ld'), the kinds of access that the emulator counts as this use."""
         return {}
 
     def registers_in_words(self, cfg: Any, registers: int) -> str:
-        """The registers per thread as a string."""
+        """The number of registers per thread, as words for a report."""
         return f"{registers} of 255"
 
     def multiplies_with(self, cfg: Any) -> tuple[str, ...]:
-        """The names of the roofline ceilings that apply to the kernels' MMA instruction."""
+        """The names of the roofline ceilings that apply to the MMA instruction of the kernels."""
         return ()
 
     def loop_tiles(self, cfg: Any) -> tuple[int, int] | None:
-        """How many rows a CTA's tile and how many keys a loop step has; None if kernels have no
-        such loop."""
+        """The number of rows in a CTA's tile and the number of keys in a step of its loop; None if
+        the kernels have no such loop."""
         return None
 
     def most_rows(self, cfg: Any) -> int | None:
@@ -443,7 +451,7 @@ class Family:
         there is no limit."""
         return None
 
-    # Whether all loop steps of a launch do the same work, so that performance counters are
+    # Whether all loop steps of a launch do the same work; if so, performance counters are
     # proportional to the number of steps.
     equal_steps: bool = False
 
@@ -465,8 +473,8 @@ def register_family(family: Family, csrc: Path | None = None) -> Family:
 
     Args:
         family: an object whose config class has a FAMILY that is not registered yet.
-        csrc: the folder with its C++ sources, which has the name of the family; None: the attribute
-            `csrc` of the family.
+        csrc: the folder with the family's C++ sources, which must have the family's name; None
+            means the attribute `csrc` of the family.
 
     Raises:
         ArgumentError: the argument is not a Family; its name is taken, or is not a C identifier in
@@ -533,8 +541,8 @@ def _check_knobs(config_class: Any) -> None:
             f"family: {', '.join(plain)} of {name} is not declared with knob(); declare every "
             "field with it"
         )
-    # Checked here rather than by an abstract base class, so that an incomplete class fails when it
-    # is registered and not when it is first used.
+    # This is checked here rather than by an abstract base class, so that registering an incomplete
+    # class fails, and not its first use.
     if silent := [
         member
         for member in ("n_threads", "smem_bytes")
@@ -544,7 +552,7 @@ def _check_knobs(config_class: Any) -> None:
             f"family: {name} does not define {' and '.join(silent)}; give the threads of a CTA and "
             "the bytes of its dynamic shared memory"
         )
-    # The tuple shows d_v together with d_head: '192:128'.
+    # In the tuple, d_v follows d_head after a colon: '192:128'.
     named = {
         *config_class.SHAPE,
         "d_v",
@@ -575,7 +583,8 @@ def _check_knobs(config_class: Any) -> None:
 
 
 def _check_short_forms(config_class: Any, others: Sequence[Family]) -> None:
-    """Raises ArgumentError if the family's short forms could be mistaken for another family's."""
+    """Raises ArgumentError if short forms of the family could be mistaken for short forms of
+    another family."""
     name, word, suffix = config_class.__name__, config_class.LEADING_WORD, config_class.SHAPE_SUFFIX
     is_first = next(iter(FAMILIES), config_class.FAMILY) == config_class.FAMILY
     if not is_first and not word and not suffix:
@@ -608,7 +617,8 @@ def _check_short_forms(config_class: Any, others: Sequence[Family]) -> None:
 
 
 def _check_keys(family: Family, others: Sequence[Family]) -> None:
-    """Raises ArgumentError if a key of the family's sets or search space is invalid or taken."""
+    """Raises ArgumentError if the key of one of the family's sets or of its search space is invalid
+    or taken."""
     keys = {*family.sets, *([family.space_key] if family.space_key else ())}
     if odd := sorted(key for key in keys if not _KEY.fullmatch(key)):
         raise ArgumentError(
@@ -634,17 +644,18 @@ def load_installed_families() -> bool:
     Each entry point in the group flashsmith.families is a callable that registers families. Returns
     whether this call found any entry points.
 
-    If an entry point fails, the failure is logged once as a warning, and the other families can be
-    used. Errors about unknown names mention the failure, through `installed_failures`.
+    If an entry point fails, the failure is logged once as a warning, and all other families can be
+    used. Errors about unknown names mention the failures, which `installed_failures` returns.
     """
     global _installed_are_loaded
     with _loading:
         if _installed_are_loaded:
             return False
-        # Set before loading, because an entry point may itself look up families or an operation.
+        # This is set before any entry point is loaded, because an entry point may itself look up
+        # families or an operation.
         _installed_are_loaded = True
         if bundle.is_copy():
-            return False  # entry points register with the installed package, not with this copy
+            return False  # entry points register with the installed package, not this copy
         # importlib.metadata takes longer to import than all of families.
         from importlib.metadata import entry_points
 
@@ -672,17 +683,17 @@ find_more_with(load_installed_families)
 
 
 def families(operation: str | None = None) -> tuple[Family, ...]:
-    """All families, including families of installed packages; if `operation` is given, only its
-    families."""
+    """All families, including those of installed packages; if `operation` is given, only the
+    families of this operation."""
     load_installed_families()
     return tuple(family for family in FAMILIES.values() if operation in (None, family.operation))
 
 
 def family_named(name: str) -> Family:
-    """The family with this name.
+    """Returns the family with this name.
 
     Raises:
-        ArgumentError: there is none.
+        ArgumentError: no family has this name.
     """
     if name not in FAMILIES:
         load_installed_families()
@@ -695,6 +706,6 @@ def family_named(name: str) -> Family:
 
 
 def config_class_names(operation: str | None = None) -> list[str]:
-    """The names of the config classes of all families, or of the families of one operation, for
-    messages."""
+    """The names of the config classes, for messages: of all families or, if `operation` is given,
+    of the families of this operation."""
     return [family.config_class.__name__ for family in families(operation)]

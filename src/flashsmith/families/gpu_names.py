@@ -1,24 +1,24 @@
-"""The names by which drivers, nvidia-smi and users call a GPU, and which GPU each name stands
-for."""
+"""Determines which GPU is meant by a name that a driver, nvidia-smi or a user writes."""
 
 from __future__ import annotations
 
 import re
 from functools import lru_cache
 
-# Words that are dropped from names. Drivers add some of them to a GPU's name ('RTX 6000 Ada
-# Generation', 'B300 SXM6 AC'). Others describe features that do not affect a kernel's speed, such
-# as the cooling and the size of the memory ('144G'; but '3g' is a MIG slice and is kept).
+# Words that are dropped from a GPU's name. Drivers add some of these words ('RTX 6000 Ada
+# Generation', 'B300 SXM6 AC'). Other words describe features that do not affect a kernel's speed,
+# such as the cooling and the size of the memory ('144G'; but '3g' stands for a MIG slice and is
+# kept).
 _VENDOR = {"nvidia", "geforce", "tesla", "gpu", "generation", "ac"}
 _MEMORY = re.compile(r"\d+gb|\d{2,}g|hbm\d+e?|sxm\d*", re.IGNORECASE)
 _EDITION = re.compile(r"[\s_-]+(?:server|workstation)[\s_-]+edition$", re.IGNORECASE)
-# Words for a board's connection and cooling. Boards that differ only in these have different
-# clocks, but rarely different numbers of SMs.
+# Words for a board's connection and cooling. Boards whose names differ only in these words have
+# different clocks, but rarely different numbers of SMs.
 _BOARD = {"pcie", "nvl", "max", "q", "liquid", "cooled"}
 _SPACES = re.compile(r"[\s_-]+")
 
-# Names of GPUs that are older than sm_80, without spaces, with their architectures. 'RTX 2000 Ada'
-# is newer, and must not match.
+# Patterns of the names of GPUs that are older than sm_80, with the GPUs' architectures. Names are
+# without spaces. 'RTX 2000 Ada' is a newer GPU, whose name must not match.
 _TOO_OLD = (
     (r"t4g?|t[46]00|t1000|rtx20[678]0(?:ti|super)?|titanrtx|quadrortx\d+|gtx16\d\d\w*", 75),
     (r"v100s?|gv100|titanv|quadrogv100", 70),
@@ -26,7 +26,7 @@ _TOO_OLD = (
     (r"p4|p6|p40|gtx10\d\d\w*|titanxp?|quadrop\d+", 61),
     (r"m4|m6|m10|m40|m60|gtx9\d\d\w*|gtx7\d\d\w*|k20x?|k40m?|k80", 52),
 )
-# Names of devices of other makers, without spaces, with the makers.
+# Patterns of the names of other makers' devices, with the maker. Names are without spaces.
 _OTHERS = (
     (r"(?:amd)?(?:instinct)?mi\d{2,3}[axp]?|(?:amd)?radeon\w*|rx\d{4}\w*|gfx\w+|amd\w*", "AMD"),
     (r"(?:intel)?(?:gaudi\d?|arc\w*|(?:datacentergpu)?max1\d{3}|pontevecchio)|intel\w*", "Intel"),
@@ -41,8 +41,8 @@ def gpu_name(text: str) -> str:
     """The name of a GPU without its maker, memory size and socket: 'H100' for 'NVIDIA H100 80GB
     HBM3'.
 
-    Words that stand for another number of SMs or another clock are kept (PCIe, NVL, Laptop, a MIG
-    slice).
+    Words are kept if a GPU with this word has another number of SMs or another clock (PCIe, NVL,
+    Laptop, a MIG slice).
     """
     words = [word for word in _SPACES.split(_EDITION.sub("", text.strip())) if word]
     kept = [w for w in words if w.lower() not in _VENDOR and not _MEMORY.fullmatch(w)]
@@ -66,8 +66,9 @@ def without_board(text: str) -> str:
 
 
 def why_not_served(text: str) -> str:
-    """Why no kernel runs on the device with this name: the device is too old, not from
-    NVIDIA, or a MIG slice, whose limits are unknown here. '' if no such reason is known."""
+    """The reason why no kernel runs on the device with this name: the device is too old, it is not
+    from NVIDIA, or it is a MIG slice, whose limits are unknown here. '' if no such reason is
+    known."""
     name = without_board(text)
     for pattern, arch in _TOO_OLD:
         if re.fullmatch(pattern, name):

@@ -1,4 +1,5 @@
-"""Head dimensions of kernels: one width, or one for q and k and one for v."""
+"""Head dimensions of kernels: either one width for q, k and v, or a width for q and k and another
+for v."""
 
 from __future__ import annotations
 
@@ -11,10 +12,12 @@ from flashsmith.operations.problem import Problem
 
 
 class HeadPair(NamedTuple):
-    """The tile widths of a kernel in which v and o may have another head dimension than q and k.
+    """The tile widths of a kernel for calls in which v and o may have another head dimension than q
+    and k.
 
-    ``d_head`` is for q and k, ``d_v`` for v and o. In a pair of equal numbers, such as 256:256,
-    both are upper bounds for calls whose two widths differ.
+    ``d_head`` is the width for q and k, and ``d_v`` is the width for v and o. In a pair of equal
+    numbers, such as 256:256, each number is an upper bound for a width of the call, whose two
+    widths differ.
     """
 
     d_head: int
@@ -37,7 +40,8 @@ PAIRS = (
 
 
 def tile_columns(columns: int) -> int:
-    """How many columns of shared memory a tile of ``columns`` takes, in whole 32-column panels.
+    """The number of columns of shared memory that a tile of ``columns`` columns takes: a whole
+    number of 32-column panels.
 
     Tiles of 72 and 80 columns are padded with columns of zeros.
     """
@@ -45,20 +49,20 @@ def tile_columns(columns: int) -> int:
 
 
 def is_whole(columns: int) -> bool:
-    """Whether a tile of ``columns`` needs no zero padding (72 and 80 columns do need it).
-    Config sets and covering arrays contain only such widths."""
+    """Whether a tile of ``columns`` columns needs no zero padding. Tiles of 72 and 80 columns need
+    it, and config sets and covering arrays leave these widths out."""
     return tile_columns(columns) == columns
 
 
 def step_columns(columns: int) -> int:
-    """``columns`` rounded up to whole 16-column steps of a GEMM; 72 takes as many steps as 80."""
+    """``columns``, rounded up to a whole number of 16-column steps of a GEMM. 72 columns take as
+    many steps as 80."""
     return -(-columns // 16) * 16
 
 
 def fitting_dims(problem: Problem, known: Iterable[HeadDims]) -> list[HeadDims]:
-    """The widths, of those given, whose kernels can compute a problem; the narrowest first.
-
-    These are pairs if the problem's d_v differs from d, and single widths otherwise.
+    """The widths among ``known`` whose kernels can compute a problem, the narrowest first. These
+    are pairs if the problem's d_v differs from its d, and single widths otherwise.
     """
     if problem.d_v == problem.d:
         return sorted({d for d in known if isinstance(d, int) and problem.d <= d})
@@ -68,15 +72,15 @@ def fitting_dims(problem: Problem, known: Iterable[HeadDims]) -> list[HeadDims]:
 
 
 def split_dims(knobs: dict[str, Any]) -> dict[str, Any]:
-    """A copy of the knobs in which a HeadPair given as `d_head` becomes numbers `d_head` and
-    `d_v`."""
+    """The knobs, with two numbers `d_head` and `d_v` in the place of a `d_head` that is a
+    HeadPair."""
     widths = knobs["d_head"]
     return knobs | widths._asdict() if isinstance(widths, HeadPair) else knobs
 
 
 def d_v_knob() -> Any:
-    """Declares a config's field `d_v`. It must be the last field, so that the names of kernels
-    without a d_v do not change."""
+    """Declares the field `d_v` of a config class. It must be the last field, so that kernels
+    without a d_v keep their names."""
     return knob(
         "head dimension of v and o, elements; 0: d_head, for all calls",
         values=(0, *sorted({pair.d_v for pair in PAIRS})),
@@ -92,7 +96,7 @@ def d_v_knob() -> Any:
 
 
 def pair_rule(pairs: tuple[HeadPair, ...]) -> Rule:
-    """The rule that d_head and a nonzero d_v must form a pair for which kernels exist."""
+    """Returns the rule that d_head and a nonzero d_v must be a pair for which kernels exist."""
     listed = ", ".join(map(str, pairs))
     return Rule(
         "d_v_supported",

@@ -1,4 +1,4 @@
-"""The config sets, and how a key (as in KERNELS) selects configs."""
+"""The config sets, and the selection of configs by a key, such as the value of KERNELS."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def get_kernels_to_build() -> list[KernelConfig]:
     """The set 'all', sorted: the configs that `flashsmith build` compiles unless others are
     selected.
 
-    To add a config to the package, add such a line here:
+    To add a config to the package, add a line such as this one here:
 
         configs.add(parse_kernel_name_into_config("(FP16, 128, 64, 64, 4): ..."))
 
@@ -43,7 +43,7 @@ _BLOCK_SIZE_KEY = re.compile(r"\s*(\d+)\s*,\s*(\d+)\s*", re.ASCII)
 
 
 def config_sets() -> Mapping[str, ConfigSet]:
-    """The sets of all families, and 'all'."""
+    """The sets of all families and the set 'all', by key."""
     sets = {key: offered for family in families() for key, offered in family.sets.items()}
     sets["all"] = ConfigSet(
         "get_kernels_to_build(), what a plain 'flashsmith build' compiles", get_kernels_to_build
@@ -96,8 +96,8 @@ def _select(key: str) -> Sequence[KernelConfig] | None:
 
 
 def _why_unknown(key: str) -> str:
-    """Why `key` selects nothing, as far as this can be determined: `key` is a folder, a missing
-    file, the name of a family, or a typo."""
+    """The reason why `key` selects nothing, as far as it can be determined: `key` is a folder, a
+    missing file or the name of a family, or it is misspelled."""
     if os.path.isdir(key):
         return "is a folder; give a file in it;"
     if os.sep in key or os.path.splitext(key)[1]:
@@ -131,8 +131,8 @@ def kernel_set_sizes() -> dict[str, int | None]:
 
 
 def by_family(configs: Iterable[KernelConfig]) -> list[list[KernelConfig]]:
-    """Groups configs by family, because a kernel library has kernels of only one family. Configs
-    keep their order."""
+    """Groups configs by family, because a kernel library has kernels of only one family. Within a
+    group, configs keep their order."""
     groups: dict[str, list[KernelConfig]] = {}
     for cfg in configs:
         groups.setdefault(cfg.FAMILY, []).append(cfg)

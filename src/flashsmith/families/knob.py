@@ -1,9 +1,10 @@
-"""Knob: a field of a config, whose single declaration contains everything about it.
+"""Knob: a field of a config. A single declaration contains everything that is known about the knob.
 
-The declaration contains the type and the neutral default, the meaning, the word in short forms, the
-values in legal configs, and what each value does in the kernel. Short forms, the parser, the rules
-about supported values, the search and `flashsmith explain` all use it. Add a new knob at the end of
-its class. Its default must be 0 and mean that nothing changes.
+The declaration contains the knob's type, neutral default, meaning, word in short forms and values
+in legal configs, and a description of what each value does in the kernel. It is used to write and
+parse short forms, by the rules about supported values, by the search and by `flashsmith explain`.
+Add a new knob at the end of its class. Its default must be 0, with which the kernels do the same as
+without the knob.
 """
 
 from __future__ import annotations
@@ -32,17 +33,18 @@ def knob(
     """Declares a dataclass field that is a knob.
 
     Args:
-        meaning: what the knob is, for `flashsmith explain` and the documentation.
+        meaning: a description of the knob, for `flashsmith explain` and the documentation.
         values: all values that the knob has in legal configs, in the order in which a search tries
-            them; the default is False and True. Members of an enumeration are given by name.
-        word: the name of the knob in short forms; for an enumeration, a prefix of the names of its
-            values. None if the knob is in the tuple or in a group of knobs.
-        default: the neutral value, which short forms leave out; a knob without default must be
-            given.
+            these values; the default is False and True.
+        word: the name of the knob in short forms. If its values are an enumeration, the word is
+            followed by the name of the value. None if the knob is in the tuple or in a group of
+            knobs.
+        default: the neutral value, which short forms leave out. A knob without a default has no
+            neutral value, so every caller must give it.
         lowest: the smallest number that is accepted.
-        always: whether short forms contain the knob even if it has its neutral value.
-        effect: a function that takes a config and describes what the value of the knob does in it;
-            None: ``meaning`` is shown.
+        always: whether short forms contain the knob even if its value is the neutral one.
+        effect: a function that takes a config and returns a description of what the config's value
+            of the knob does. If it is None, ``meaning`` is shown instead.
         where: the name of the code in csrc/ that implements the knob.
     """
     metadata = {
@@ -62,9 +64,9 @@ class KnobGroup(NamedTuple):
 
     word: the word, with {} in place of each number.
     knobs: the names of the knobs.
-    letters: for `form`, a letter for each number.
-    what: the name of these knobs in errors.
-    example: numbers that errors use as an example.
+    letters: the letters that `form` puts in the place of the numbers.
+    what: the name of the group in errors.
+    example: the numbers that errors show as an example.
     """
 
     word: str
@@ -74,12 +76,12 @@ class KnobGroup(NamedTuple):
     example: tuple[int, ...]
 
     def write(self, values: tuple[int, ...]) -> str:
-        """The word for these values."""
+        """The group's word, with these values as its numbers."""
         return self.word.format(*values)
 
     @property
     def form(self) -> str:
-        """The word with a letter in place of each number."""
+        """The group's word, with a letter in place of each number."""
         return self.word.format(*self.letters)
 
 
@@ -89,7 +91,7 @@ def is_flag(declared: Field[Any]) -> bool:
 
 
 def enumeration(declared: Field[Any]) -> type[IntEnum] | None:
-    """The enumeration type of a knob's values; None if the knob is a number, a flag or the
+    """The enumeration to which a knob's values belong; None if the knob is a number, a flag or the
     dtype."""
     values = declared.metadata["values"]
     if declared.name == "dtype" or not values or not isinstance(values[0], IntEnum):
@@ -98,7 +100,8 @@ def enumeration(declared: Field[Any]) -> type[IntEnum] | None:
 
 
 def feature_words(declared: Field[Any]) -> tuple[str, ...]:
-    """The words that stand for a knob in short forms, without the numbers that may follow them."""
+    """The words that stand for a knob in short forms, each without the number that may follow
+    it."""
     word = declared.metadata["word"]
     if word is None:
         return ()
@@ -107,9 +110,10 @@ def feature_words(declared: Field[Any]) -> tuple[str, ...]:
 
 
 def feature_of(config_class: Any, word: str) -> dict[str, Any] | None:
-    """The fields that a feature of a short form sets, with numbers as strings.
+    """The config's fields that one feature of a short form (`word`) sets, with their values;
+    numbers are strings.
 
-    Returns {} for the leading word, and None if the class has no such feature.
+    Returns {} if `word` is the leading word, and None if the class has no such feature.
     """
     if word and word == config_class.LEADING_WORD:
         return {}

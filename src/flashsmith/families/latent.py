@@ -18,14 +18,16 @@ from flashsmith.families.tile_work import CallWork, rates_of
 from flashsmith.operations.problem import Problem
 from flashsmith.semantics.dtype import DType
 
-# The pairs of widths that kernels exist for: the width of a cache row, and of its value columns.
+# The pairs of widths for which kernels exist: the width of a cache row, and the number of the row's
+# columns that are the value.
 PAIRS = (HeadPair(320, 256), HeadPair(576, 512))
 
 # --- knobs ---------------------------------------------------------------------------------------
 
 
 def dtype_knob(static_config: str) -> Any:
-    """The field for the dtype; `static_config` is the C++ struct that contains it."""
+    """Declares the field for the dtype; `static_config` is the C++ struct that contains the
+    dtype."""
     return knob(
         "element type of q, the cache and o",
         values=tuple(DType),
@@ -35,7 +37,8 @@ def dtype_knob(static_config: str) -> Any:
 
 
 def d_head_knob(static_config: str, effect: Callable[[Any], str]) -> Any:
-    """The field for q's columns; `effect` describes how the kernels multiply these columns."""
+    """Declares the field for the number of q's columns; `effect` describes how the kernels multiply
+    these columns."""
     return knob(
         "columns of q and of the cache",
         values=tuple(pair.d_head for pair in PAIRS),
@@ -45,7 +48,8 @@ def d_head_knob(static_config: str, effect: Callable[[Any], str]) -> Any:
 
 
 def d_v_knob(static_config: str, effect: Callable[[Any], str]) -> Any:
-    """The field for v's columns; `effect` describes how the kernels sum these columns."""
+    """Declares the field for the number of v's columns; `effect` describes how the kernels sum
+    these columns."""
     return knob(
         "columns of v and o, the first ones of a row of the cache",
         values=tuple(pair.d_v for pair in PAIRS),
@@ -57,7 +61,7 @@ def d_v_knob(static_config: str, effect: Callable[[Any], str]) -> Any:
 
 
 def min_keys_knob(values: tuple[int, ...]) -> Any:
-    """The field for the minimum number of keys in a part."""
+    """Declares the field for the minimum number of keys in a part."""
     return knob(
         "minimum keys in a part of a sequence",
         values=values,
@@ -70,7 +74,7 @@ def min_keys_knob(values: tuple[int, ...]) -> Any:
 
 
 def most_parts_knob() -> Any:
-    """The field for the maximum number of parts of a sequence."""
+    """Declares the field for the maximum number of parts of a sequence."""
     return knob(
         "maximum parts of a sequence; each needs workspace for its rows of o",
         values=(1, 2, 4, 8, 16, 32, 64),
@@ -84,10 +88,11 @@ def most_parts_knob() -> Any:
 
 @dataclass(frozen=True, order=True)
 class LatentConfig(KernelConfig):
-    """The base class of the families' configs, whose knobs are declared by the functions above."""
+    """The base class of the configs of these families; the functions above declare their common
+    knobs."""
 
     def fills_tiles(self, seq_q: int, seq_k: int, d: int) -> bool:
-        """Always true: kernels accept any lengths, so one kernel serves all sizes."""
+        """Returns True: the kernels accept any lengths, so one kernel serves all sizes."""
         return True
 
 
@@ -102,8 +107,8 @@ WIDTHS_SUPPORTED = Rule(
 
 
 def smem_rule(what: str, knobs: tuple[str, ...]) -> Rule:
-    """The rule that a CTA's data in shared memory (named `what` in messages) must fit; its size
-    depends on `knobs`."""
+    """Returns the rule that a CTA's data must fit in shared memory. Messages call the data `what`;
+    the size of the data depends on `knobs`."""
     return Rule(
         "smem_within_limit",
         f"{what} must fit in the shared memory that the device gives one CTA",
@@ -119,11 +124,11 @@ def smem_rule(what: str, knobs: tuple[str, ...]) -> Rule:
 
 
 def order_of_rows(cfg: Any, arch: int, log2_growth: int, **own: str) -> Order:
-    """The order of operations in which a row is computed.
+    """The order of operations in which a kernel computes a row.
 
-    log2_growth: log2 of the factor by which a row's maximum may grow before the row's sums are
-        rescaled; with 0, they are rescaled at once.
-    own: further fields of the Order.
+    log2_growth: log2 of the factor by which the exponential of a row's maximum may grow before the
+        row's sums are rescaled; 0 means that every new maximum rescales the sums.
+    own: values of further fields of the Order.
     """
     if log2_growth:
         own["offset"] = outgrown(log2_growth)
@@ -143,12 +148,13 @@ def order_of_rows(cfg: Any, arch: int, log2_growth: int, **own: str) -> Order:
 COMPILE_COST = 3000.0
 # Seconds that the emulator takes to translate a kernel, on one core.
 TRANSLATION_SECONDS = 0.5
-# Cycles between a load and its data while all SMs read, cycles of a launch in a graph, and cycles
-# of a CTA outside its loop. The values are those of mma_sync_decode, because nothing was measured
-# for these families.
+# Cycles from a load to the arrival of its data while all SMs read, cycles that a launch in a graph
+# takes, and cycles that a CTA takes outside its loop. The values are those of mma_sync_decode,
+# because nothing was measured for these families.
 _LATENCY, _LAUNCH, _PART = 1600.0, 2400.0, 2500.0
 _FLOAT_BYTES = 4
-# The fixed cost of a CTA, as the number of keys that take the same time (wgmma_mla/plan.cc).
+# The fixed cost of a CTA, as the number of keys that a CTA processes in the same time
+# (wgmma_mla/plan.cc).
 _KEYS_PER_CTA = 192
 
 
@@ -156,10 +162,11 @@ class LatentRates(NamedTuple):
     """The speed of a config on a device.
 
     resident: the number of CTAs that an SM holds.
-    step_cycles: a function that takes the number of CTAs on an SM and returns the cycles that each
-        of them needs for a block of keys.
+    step_cycles: a function that takes the number of CTAs on an SM and returns the number of cycles
+        in which each CTA processes a block of keys.
     clock: the clock in GHz.
-    run_keys: the keys of the parts that a CTA computes one after another; 0 means one part.
+    run_keys: how many keys the parts have together that one CTA computes one after another; 0 means
+        that a CTA computes one part.
     """
 
     resident: int
@@ -168,8 +175,8 @@ class LatentRates(NamedTuple):
     run_keys: int = 0
 
     def runs(self, keys: int, parts: int, tiles: int, at_once: int) -> int:
-        """The number of CTAs that compute the parts of a tile if `at_once` CTAs run at once, as
-        the kernels' host code counts them."""
+        """The number of CTAs that compute the parts of a tile if the GPU runs `at_once` CTAs at the
+        same time. The host code of the kernels computes the same number."""
         if not self.run_keys:
             return parts
 
@@ -185,7 +192,7 @@ def parts_of(cfg: Any, keys: int) -> int:
 
 
 def call_work(cfg: Any, problem: Problem, device: DeviceSpec, rates: LatentRates) -> CallWork:
-    """The work of all launches of a call; the time is infinite if an SM cannot hold a CTA."""
+    """The work of all launches of a call, whose time is infinite if an SM cannot hold a CTA."""
     if not rates.resident:
         return CallWork(float("inf"), 0, 0, cfg.B_r)
     keys = problem.seq_k
@@ -201,7 +208,7 @@ def call_work(cfg: Any, problem: Problem, device: DeviceSpec, rates: LatentRates
     per_sm = rates_of(device)
     size = 1 if problem.cache_format.is_8bit else problem.dtype.element_size
     row_bytes = problem.d * size
-    # Tiles that share keys read the keys from the L2.
+    # Of the tiles that share keys, all but the first read the keys from the L2.
     dram = problem.batch * keys * row_bytes / (per_sm.dram * device.sm_count)
     l2 = tiles * keys * row_bytes / (per_sm.l2 * device.sm_count)
     at_once = min(rates.resident, -(-ctas // device.sm_count))
@@ -221,19 +228,20 @@ def call_work(cfg: Any, problem: Problem, device: DeviceSpec, rates: LatentRates
 
 
 class LatentFamily(Family):
-    """A family for attention over a latent cache, with kernels for the widths in PAIRS."""
+    """A family for attention over a latent cache; it has kernels for the widths in PAIRS."""
 
     operation = "latent_decode"
     must_not_spill = True
     has_cost_model = True
     pairs = PAIRS
-    # Whether there are kernels for caches with a scale and for 8-bit floats.
+    # Whether the family has kernels for caches with a scale, which include caches of 8-bit floats.
     serves_scales = False
     translation_seconds = TRANSLATION_SECONDS
 
     @property
     def covered_values(self) -> Mapping[str, tuple[Any, ...]]:
-        # All values are covered: every kernel has a d_v, so none is left out for having one.
+        # Here, the values of d_v other than 0 are not left out, because every kernel of these
+        # families has a d_v.
         return self.knob_values
 
     def kernel_templates(self, cfg: Any) -> Mapping[str, str]:

@@ -1,4 +1,4 @@
-"""Completes a partial choice of knob values to legal configs of a family."""
+"""Finds the legal configs of a family that have given values of some knobs."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from flashsmith.families.config import KernelConfig
 from flashsmith.families.device import DeviceSpec
 from flashsmith.families.rule import LegalSpace, Rule
 
-# The class of configs of any family; the result is of the same class.
+# The config class of any family, for functions whose result has the same class as an argument.
 AnyConfig = TypeVar("AnyConfig", bound=KernelConfig)
 ValueOrder = Callable[[str, Any, Sequence[str]], Sequence[object]]
 
 
 def with_knob(cfg: AnyConfig, knob: str, value: object) -> AnyConfig:
-    """`cfg` with a new value of one knob, made without the checks that dataclasses.replace would
-    run.
+    """Returns `cfg` with a new value of one knob. Does not make the checks that dataclasses.replace
+    would make.
 
-    Skipping the checks is 100 times as fast, and a search makes a million such configs.
+    This is 100 times as fast, and a search makes a million such configs.
     """
     changed = object.__new__(type(cfg))
     changed.__dict__.update(cfg.__dict__)
@@ -35,9 +35,9 @@ def legal_completions(
 ) -> Iterator[AnyConfig]:
     """Yields the legal configs in which the `settled` knobs have the values of `base`, depth first.
 
-    value_order(knob, config so far, settled knobs) returns the values of a knob in the order in
-    which they are tried; the default is the declared order. A rule is checked as soon as all its
-    knobs are settled, so that dead ends are left early.
+    value_order(knob, config so far, settled knobs) returns a knob's values in the order in which
+    the search tries them; None means the declared order. Each rule is checked as soon as all its
+    knobs are settled, so that the search leaves dead ends early.
     """
     space, known = base.family.legal_space, set(settled)
     if all(rule.predicate(base, device) for rule in space.rules if set(rule.knobs) <= known):

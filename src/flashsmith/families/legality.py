@@ -1,5 +1,5 @@
-"""Legality: decides by the rules of a config's family whether a kernel can be built for the
-config."""
+"""Legality: decides whether a kernel can be built for a config, by the rules of the config's
+family."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from flashsmith.families.rule import BrokenRule, Rule
 from flashsmith.operations.problem import Problem
 from flashsmith.operations.registry import DEFAULT
 
-# The number of 16-bit elements in 16 bytes; head dimensions must be multiples of it.
+# The number of 16-bit elements in 16 bytes. Head dimensions must be multiples of this number.
 D_STEP = 8
 
 
 def supported_d_heads() -> tuple[int, ...]:
-    """The values of d_head that have forward kernels, smallest first.
+    """The values of d_head for which forward kernels exist, smallest first.
 
-    Only families with a cost model are considered, because attention() chooses only among their
-    kernels.
+    Only families with a cost model count, because attention() chooses only among the kernels of
+    such families.
     """
     modelled = (family for family in families("forward") if family.has_cost_model)
     values = (family.knob_values["d_head"] for family in modelled)
@@ -46,11 +46,12 @@ def compiled_d_head(d: int) -> int:
 
 
 def d_head_for(problem: Problem) -> HeadDims:
-    """The smallest d_head, among the kernels for a problem's operation, that is at least the
-    problem's d. If the problem's d_v differs from d, the smallest sufficient pair of widths.
+    """The smallest d_head that is at least the problem's d, among the kernels for the problem's
+    operation. If the problem's d_v differs from its d, returns the smallest sufficient pair of
+    widths.
 
     Raises:
-        ArgumentError: there is no such kernel.
+        ArgumentError: there is no kernel for these widths.
     """
     if problem.d_v != problem.d:
         return _pair_for(problem)
@@ -91,12 +92,13 @@ def _pair_for(problem: Problem) -> HeadDims:
 
 
 def serves_gradients(cfg: KernelConfig, problem: Problem) -> bool:
-    """Whether the kernel of a config computes the gradients that a problem needs."""
+    """Whether a config's kernels compute the gradients that a problem needs."""
     return cfg.family.gradients_of(cfg) in ("", problem.gradients)
 
 
 def padding_advice(d: int) -> str:
-    """Advice for a head dimension `d` that is not a multiple of D_STEP."""
+    """Returns advice, for an error message, about a head dimension `d` that is not a multiple of
+    D_STEP."""
     padded = -(-max(d, 1) // D_STEP) * D_STEP
     return (
         f"pad q, k and v with zeros to d {padded}, pass scale=1/sqrt({d}) of the d before padding, "
@@ -105,9 +107,11 @@ def padding_advice(d: int) -> str:
 
 
 def unequal_d_advice(name: str, d: int, d_q: int) -> str:
-    """Advice for a tensor of keys ('k' or 'k_cache') whose d differs from q's.
+    """Returns advice, for an error message, about a tensor of keys ('k' or 'k_cache') whose d
+    differs from the d of q.
 
-    The advice mentions the scale, because padding changes d and thus the default scale.
+    If q must be padded, the advice mentions the scale, because padding changes d and therefore the
+    default scale.
     """
     if d > d_q:
         scale = f"pass scale=1/sqrt({d_q}) of the d before padding, not the default"
@@ -116,7 +120,7 @@ def unequal_d_advice(name: str, d: int, d_q: int) -> str:
 
 
 def rules_of(cfg: KernelConfig) -> tuple[Rule, ...]:
-    """The rules of the family of a config.
+    """Returns the rules of a config's family.
 
     Raises:
         ArgumentError: the family is not registered.

@@ -1,4 +1,4 @@
-"""Parses configs from text: from short forms, and from kernel names as demanglers print them."""
+"""Parses short forms and demangled kernel names into configs."""
 
 from __future__ import annotations
 
@@ -21,14 +21,16 @@ EXAMPLES = (
     "(FP16, 128, 128, 128, 2wg): tma+stages_2+q_buffers_1+regs_24_240",
 )
 
-# The maximum length of a string that is parsed; kernel names and table rows are far shorter.
+# The maximum length of a string that the parser accepts; kernel names and table rows are far
+# shorter.
 MOST_CHARACTERS = 10_000
 
-# rich separates columns by box-drawing characters.
+# The characters between the columns of a table; rich prints box-drawing characters there.
 _TABLE_COLUMNS = re.compile(r"[|│┃]")
-# Adjacent parts of this pattern never match the same character, so matching takes linear time.
+# No two adjacent parts of this pattern match the same character, so matching takes linear time.
 _SHORT_FORM = re.compile(r"\(([^()]*)\)\s*:([\w+\s]*)")
-# Demanglers print a value with its type or without: (flashsmith::DType)5, (bool)1, (int)128, 128.
+# A value as demanglers print it, with its type or without: (flashsmith::DType)5, (bool)1, (int)128,
+# 128.
 _VALUE = re.compile(r"(?:\(\s*(?:\w+::)*\w+\s*\)\s*)?(\w+)")
 
 ConfigClass = type[KernelConfig]
@@ -37,14 +39,15 @@ ConfigClass = type[KernelConfig]
 def parse_kernel_name_into_config(
     text: str, mma_sync_class: ConfigClass | None = None
 ) -> KernelConfig:
-    """The config that `text` names, of any family.
+    """Returns the config, of any family, that `text` names.
 
     Args:
         text: a short form, alone or in a cell of a `| ... |` table row; or a demangled kernel name
-            with a config's `ClassName{...}` in it, as printed by c++filt and Nsight Compute. If the
-            last fields are missing in such a name, they are zero, because demanglers leave out
+            with a config's `ClassName{...}` in it, as printed by c++filt and Nsight Compute. Fields
+            that are missing at the end of such a name are zero, because demanglers leave out
             trailing zeros.
-        mma_sync_class: a subclass of a family's config class, which is used instead of that class.
+        mma_sync_class: a subclass of a family's config class; it is used instead of the config
+            class.
 
     Raises:
         ConfigParseError: the text is neither, or a feature is unknown, repeated or out of range.
@@ -80,14 +83,14 @@ def _parse(text: str, derived: ConfigClass | None) -> KernelConfig:
     shape, features = matches[0].groups()
     parts = [part.strip() for part in shape.split(",")]
     words = [word.strip() for word in features.split("+")]
-    # A string that looks like no family's name is parsed as a name of the first family.
+    # A short form that looks like one of no other family is parsed as one of the first family.
     like = (cls for cls in classes[1:] if _is_like(parts, words, cls))
     return _from_short_form(text, parts, words, next(like, classes[0]))
 
 
 def _is_like(parts: list[str], words: list[str], config_class: ConfigClass) -> bool:
-    """Whether a short form looks like one of a config class, by the suffix of the tuple or by the
-    first feature."""
+    """Whether a short form looks like a short form of a config class. The suffix of the tuple shows
+    this or, in classes without a suffix, the leading word."""
     suffix = config_class.SHAPE_SUFFIX
     if suffix:
         return whole_number(parts[-1].removesuffix(suffix)) is not None and parts[-1].endswith(
@@ -129,7 +132,7 @@ def _from_short_form(
 
 
 def _feature_values(text: str, word: str, config_class: ConfigClass) -> dict[str, object]:
-    """The fields that a feature of a short form sets."""
+    """The config's fields, with their values, that one feature of a short form (`word`) sets."""
     found = feature_of(config_class, word)
     if found is not None:
         return {
@@ -142,7 +145,7 @@ def _feature_values(text: str, word: str, config_class: ConfigClass) -> dict[str
 
 
 def known_features(config_class: ConfigClass) -> list[str]:
-    """All features in the short forms of a family, for an error message."""
+    """All features that a family's short forms can have, for an error message."""
     words = [config_class.LEADING_WORD] * bool(config_class.LEADING_WORD)
     groups = {group.knobs[0]: group.form for group in config_class.GROUPS}
     for declared in fields(config_class):
@@ -161,7 +164,7 @@ def _from_values(text: str, listed: str, config_class: ConfigClass) -> KernelCon
     parts = listed.split(",")
     if len(parts) > len(knobs):
         _fail(text, f"{len(parts)} values for the {len(knobs)} fields of {config_class.__name__}")
-    # Values that are missing are zero. The config class rejects a tile size of zero.
+    # Missing values are zero. The config class rejects a tile size of zero.
     values: dict[str, object] = {declared.name: 0 for declared in knobs}
     for declared, part in zip(knobs, parts, strict=False):
         match = _VALUE.fullmatch(part.strip())
@@ -180,7 +183,7 @@ def _construct(text: str, values: dict[str, object], config_class: ConfigClass) 
 
 
 def _value(text: str, declared: Field[Any], part: str) -> object:
-    """The value of a knob, parsed from a tuple or from a demangler's output."""
+    """Parses the value of a knob from a part of a tuple or of a demangled name."""
     if declared.name == "dtype":
         try:
             return DType.parse(part)
@@ -191,7 +194,7 @@ def _value(text: str, declared: Field[Any], part: str) -> object:
             _fail(text, f"{declared.name} is {quoted(part)}; allowed are true, false, 1 and 0")
         return part in ("true", "1")
     members = enumeration(declared)
-    # A member of an enumeration may be given by number or by name.
+    # In the string, a member of an enumeration may be a number or a name.
     if members and part.upper() in members.__members__:
         return members[part.upper()]
     return _number(text, declared.name, part)

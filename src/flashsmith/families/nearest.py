@@ -1,4 +1,5 @@
-"""The error for an illegal config: all rules that it breaks, and the nearest legal configs."""
+"""The error for an illegal config, which lists all rules that the config breaks and the nearest
+legal configs."""
 
 from __future__ import annotations
 
@@ -16,28 +17,29 @@ from flashsmith.families.legal_space import AnyConfig, with_knob
 from flashsmith.families.legality import broken_rules
 from flashsmith.families.rule import LegalSpace, Rule
 
-# The changes that turn one config into another: pairs of a knob and its new value.
+# The changes that turn one config into another: pairs of a knob's name and the knob's new value.
 Changes = frozenset[tuple[str, object]]
-# The search stops after comparing this many configs, because a config that breaks many rules has
-# too many neighbours.
+# For each number of changes, the search compares only this many configs, because a config that
+# breaks many rules has too many neighbours.
 _MOST_COMPARED = 5000
 
 
 def nearest_legal(
     cfg: AnyConfig, device: DeviceSpec | None = None, count: int = 3
 ) -> list[AnyConfig]:
-    """Up to `count` legal configs of the family of `cfg`, the ones with the fewest changes first.
+    """Returns up to `count` legal configs of the family of `cfg`, the ones with the fewest changes
+    first.
 
     Configs with equally many changes are grouped by the knobs that change. The nearest config of
     each group comes first, then the second nearest of each group, and so on. If `cfg` is legal, the
-    result is only this config. Every change is necessary: undoing any part of it would make the
-    config illegal. d_head and d_v are changed only if no kernel has them, since the problem
-    determines them. If `device` is None, it is the default device of the family.
+    result is only `cfg`. Every change is necessary: undoing any part of it would make the config
+    illegal. d_head and d_v are changed only if no kernel has these widths, since the problem
+    determines them. If `device` is None, the default device of the family is used.
     """
     device = device or default_device(cfg.OLDEST_ARCH)
     space = cfg.family.legal_space
     if not all(rule.predicate(cfg, device) for rule in space.rules if not rule.knobs):
-        return []  # no change helps, because the broken rule depends on no knob
+        return []  # no change helps: a broken rule depends on no knob
     fixed = _fixed_knobs(cfg, space, device)
     search = _Search(space, device)
     broken, free = search.broken(cfg, space.rules), frozenset(space.values).difference(fixed)
@@ -55,7 +57,7 @@ def nearest_legal(
 
 @dataclass(frozen=True)
 class _Search:
-    """Searches the configs of a family that are near a config, for one device."""
+    """The search for legal configs near a config of one family, on one device."""
 
     space: LegalSpace
     device: DeviceSpec
@@ -74,8 +76,8 @@ class _Search:
     ) -> Iterator[tuple[Changes, AnyConfig]]:
         """Yields the legal configs that differ from `cfg` in `left` knobs among `free`.
 
-        `broken` are the rules that `cfg` breaks, `made` the changes so far. Changes that contain a
-        smaller set of sufficient changes, such as one in `known`, are left out.
+        `broken` has the rules that `cfg` breaks, and `made` the changes so far. A set of changes is
+        left out if a part of it is already sufficient; `known` has such sufficient sets.
         """
         if any(changes <= made for changes in known):
             return
@@ -99,8 +101,8 @@ class _Search:
 
 
 def _fewest_changes(ways: Sequence[frozenset[str]]) -> int:
-    """A lower bound on the number of changes that repair broken rules. ``ways`` has the knobs that
-    can repair each rule; rules that share no knob need one change each."""
+    """A lower bound on the number of changes that repair all broken rules. ``ways`` has, for each
+    rule, the knobs that can repair it. Rules that share no knob need one change each."""
     seen: set[str] = set()
     count = 0
     for knobs in sorted(ways, key=len):
@@ -123,9 +125,9 @@ def _varied(nearest: list[tuple[Changes, AnyConfig]]) -> list[tuple[Changes, Any
 
 
 def check_legal(cfg: KernelConfig, device: DeviceSpec | None = None) -> None:
-    """Does nothing if a kernel can be built for `cfg`.
+    """Raises IllegalConfigError unless a kernel can be built for `cfg`.
 
-    If `device` is None, it is the default device of the family.
+    If `device` is None, the default device of the family is used.
 
     Raises:
         IllegalConfigError: `cfg` breaks rules. The message lists all of them and the nearest legal
@@ -148,8 +150,8 @@ def check_legal(cfg: KernelConfig, device: DeviceSpec | None = None) -> None:
 
 
 def _way_out(cfg: KernelConfig, device: DeviceSpec) -> str:
-    """Advice for the message: names a family that runs on the device, if the config's family does
-    not."""
+    """Advice for the message: if the config's family does not run on the device, the name of a
+    family that does."""
     if device.arch == cfg.OLDEST_ARCH:
         return ""
     others = [
@@ -161,12 +163,12 @@ def _way_out(cfg: KernelConfig, device: DeviceSpec) -> str:
 
 
 def _fixed_knobs(cfg: KernelConfig, space: LegalSpace, device: DeviceSpec) -> list[str]:
-    """The knobs that the search must not change. These are both widths if there are kernels for the
-    pair, or d_head if there are kernels for its value. Knobs that no chain of rules connects with a
-    broken rule are also fixed.
+    """The knobs that the search must not change: d_head and d_v if there are kernels for this pair,
+    or else d_head if there are kernels for its value; and all knobs that no chain of rules connects
+    with a broken rule.
 
-    The widths of a pair without kernels must not both be fixed: no change of other knobs would make
-    the config legal, so the search would try all of them in vain.
+    If there are no kernels for a pair, its two widths must not both be fixed. Changing the other
+    knobs would not make the config legal, so the search would try all their values in vain.
     """
     touched: set[str] = set()
     grown = {knob for rule in space.rules if not rule.predicate(cfg, device) for knob in rule.knobs}
@@ -183,7 +185,7 @@ def _fixed_knobs(cfg: KernelConfig, space: LegalSpace, device: DeviceSpec) -> li
 def _distance(cfg: KernelConfig, other: KernelConfig) -> tuple[object, ...]:
     pairs = list(zip(cfg.to_ints(), other.to_ints(), strict=True))
     n_changes = sum(before != after for before, after in pairs)
-    # Logarithms, because sizes double from one value to the next; + 1, because load counts begin at
-    # 0.
+    # This uses logarithms, because sizes double from one value to the next, and adds 1, because
+    # load counts begin at 0.
     steps = sum(abs(log2(after + 1) - log2(before + 1)) for before, after in pairs)
     return (n_changes, steps, other.to_ints())

@@ -1,8 +1,9 @@
-"""Order: the order of operations in which a kernel computes a row, as values that can be compared.
+"""Order: describes the order of operations in which a kernel computes a row, by values that can be
+compared.
 
-If the orders of two kernels compare equal, both kernels compute a row by the same operations. In
-the order canonical-1, the row then has the same bits in both. In other orders, its bits may also
-depend on the values of other rows or on idle SMs.
+If the orders of two kernels compare equal, both kernels compute a row by the same operations. If
+that order is canonical-1, both kernels give the row the same bits. In every other order, the row's
+bits may also depend on the values of other rows or on idle SMs.
 """
 
 from __future__ import annotations
@@ -27,13 +28,14 @@ O_BY_SUM = "o = O (w / sum)"
 
 
 def outgrown(log2_growth: int) -> str:
-    """Describes an offset that is an older maximum of the row and stays until the row outgrows
-    it."""
+    """Describes an offset that is an older maximum of the row: it is replaced only when a new
+    maximum exceeds it by enough."""
     return f"an older maximum, until the row outgrows it by its weight or 2^{log2_growth}"
 
 
 class Difference(NamedTuple):
-    """The first operation in which two orders differ, with each order's description of it."""
+    """The first operation in which two orders differ, with the description of this operation in
+    each order."""
 
     operation: str
     first: str
@@ -42,23 +44,24 @@ class Difference(NamedTuple):
 
 @dataclass(frozen=True)
 class Order:
-    """Everything that determines the bits of a row, in the order in which it is computed. sigma is
-    scale x log2(e); m and m' are the maximum of the row before and after a tile.
+    """Describes everything that determines the bits of a row, in the order of the computation.
+    sigma is scale x log2(e); m and m' are the maximum of the row before and after a tile.
 
     tensor_cores: how tensor cores sum the products of a step.
-    tiles: the keys of a tile.
-    direction: which tile of a chunk is first.
-    states: how many sets of a row's keys have their own maximum and sums before they are merged.
+    tiles: how many keys a tile has.
+    direction: which tile of a chunk is computed first.
+    states: the number of sets into which a row's keys are divided; each set has its own maximum and
+        sums, which are merged at the end.
     scale: where scores are multiplied by sigma.
     offset: the value to which exponents are relative.
     factor: the number that multiplies sums when the offset changes.
     exponentials: which instruction computes exponentials.
-    row_sums: how a lane sums its values of a tile.
+    row_sums: how a lane adds up its values of a tile.
     lanes: how the four lanes of a row add their sums.
-    chunks: where a new state begins.
+    chunks: the keys at which a new state begins.
     merge: how chunks are merged.
     end: the formula at the end.
-    rounding: which multiplications and additions are fused, or who decides it.
+    rounding: which multiplications and additions are fused, or what decides this.
     """
 
     tensor_cores: str
@@ -78,9 +81,9 @@ class Order:
 
     @classmethod
     def own(cls, arch: int, keys: int, **differing: str) -> Order:
-        """The order of a config that is not canonical and whose tiles have `keys` keys.
+        """Returns the order of a config that is not canonical and whose tiles have `keys` keys.
 
-        Fields that are not given have their usual values.
+        Fields that are missing in `differing` have their usual values.
 
         arch: the architecture for which the kernel is compiled; 90 stands for 9.0.
         """
@@ -102,7 +105,7 @@ class Order:
 
     @classmethod
     def canonical(cls, arch: int, keys: int) -> Order:
-        """The order that docs/bits.md specifies, with tiles of `keys` keys."""
+        """Returns the order that docs/bits.md specifies, with tiles of `keys` keys."""
         return cls(
             tensor_cores=_tensor_cores(arch),
             tiles=_tiles(keys),
@@ -121,7 +124,7 @@ class Order:
         )
 
     def difference(self, other: Order) -> Difference | None:
-        """The first operation in which `other` differs; None if the orders are equal."""
+        """The first operation in which the two orders differ; None if they are equal."""
         for field in fields(self):
             first, second = (str(getattr(it, field.name)) for it in (self, other))
             if first != second:

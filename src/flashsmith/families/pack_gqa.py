@@ -1,8 +1,8 @@
-"""pack_gqa: a knob of forward kernels. With it, the rows of a tile are the query heads of a group.
+"""pack_gqa: a knob of forward kernels that makes the query heads of a group the rows of a tile.
 
-The query heads of a group share a K/V head, so they attend to the same keys. As rows of one tile,
-ordered by token, they need K and V to be read only once, and even a few queries fill much of a
-tile.
+The query heads of a group share a K/V head, so they attend to the same keys. If all heads of a
+token are rows of one tile, the kernel reads K and V only once for all of them, and even a few
+queries fill much of a tile.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from flashsmith.families.split_keys import split_variants
 from flashsmith.families.tile_work import TileWork
 from flashsmith.operations.problem import Problem
 
-# Packing is considered only if it divides the number of tiles by at least this factor.
+# Packing is considered only if it divides the number of tiles by more than this factor.
 _LEAST_RATIO = 1.25
 
 
 def pack_gqa_knob(default: bool) -> Any:
-    """The knob: whether the rows of a tile are the query heads of a group, or queries of one
-    head."""
+    """Declares the knob pack_gqa, with which the rows of a tile are the query heads of a group
+    instead of queries of one head."""
     return knob(
         "rows of a tile are the query heads of a group, token after token",
         word="pack_gqa",
@@ -40,8 +40,9 @@ def _in_words(cfg: Any) -> str:
 
 
 def pack_variants(cfg: Any, work: TileWork, problem: Problem, device: DeviceSpec) -> Sequence[Any]:
-    """Variants of `cfg` in which the rows of a tile are the query heads of a group: first without
-    split keys, then with them. Empty if packing would not save many tiles."""
+    """Variants of `cfg` in which the rows of a tile are the query heads of a group; first the
+    variant that does not split keys, then variants that do. Empty if packing would not save many
+    tiles."""
     packed = work._replace(packs_gqa=True, parts=0)
     are_fewer = packed.tiles(problem) * _LEAST_RATIO < work.tiles(problem)
     if cfg.pack_gqa or not work.resident or not are_fewer:

@@ -1,4 +1,5 @@
-"""Rules: conditions that a config must fulfil, with reasons; and the space of all legal configs."""
+"""Rules: conditions that a config must fulfil, each with its reason; and the space of all legal
+configs."""
 
 from __future__ import annotations
 
@@ -9,10 +10,10 @@ from typing import Any
 
 from flashsmith.families.device import DeviceSpec
 
-# A function of a config of the rule's family and a device.
+# A function that takes a config of the rule's family and a device.
 Predicate = Callable[[Any, DeviceSpec], bool]
 
-# The number of other values that are tried for a knob whose rules depend on no other knob.
+# For a knob whose rules depend on no other knob, the number of other values that are tried.
 _LONE_REPAIRS = 3
 
 
@@ -21,10 +22,10 @@ class Rule:
     """A condition that a config must fulfil.
 
     name: the rule's name.
-    reason: the sentence that users read.
-    predicate: returns whether a config fulfils the rule on a device.
-    knobs: exactly the fields that the predicate uses.
-    figures: further numbers for the message.
+    reason: the sentence that messages show to users.
+    predicate: a function that returns whether a config fulfils the rule on a device.
+    knobs: the names of exactly the fields that the predicate uses.
+    figures: a function that returns further numbers for the message, as a string.
     """
 
     name: str
@@ -34,14 +35,14 @@ class Rule:
     figures: Callable[[Any, DeviceSpec], str] | None = None
 
     def values(self, cfg: Any, device: DeviceSpec) -> str:
-        """The knobs and figures that the rule uses, with the values that they have for `cfg`."""
+        """The knobs and figures that the rule uses, with their values for `cfg`, as a string."""
         values = [f"{knob}={getattr(cfg, knob)}" for knob in self.knobs]
         if self.figures:
             values.append(self.figures(cfg, device))
         return ", ".join(values)
 
     def message(self, cfg: Any, device: DeviceSpec) -> str:
-        """The rule's reason, followed by these values."""
+        """The rule's reason, followed by the values of its knobs and figures."""
         return f"{self.reason} (here {self.values(cfg, device)})"
 
 
@@ -51,10 +52,10 @@ def supported(
     must_be: str = "{}: there are kernels for these only",
     name: str = "",
 ) -> Rule:
-    """The rule that a knob must have one of the values in its declaration.
+    """Returns the rule that a knob must have one of the values in its declaration.
 
     Args:
-        must_be: the words after '... must be'; {} is replaced by the list of values.
+        must_be: the words that follow 'must be' in the reason; the list of values replaces {}.
         name: the name of the rule; '' stands for the name of the knob followed by '_supported'.
     """
     allowed = config_class.__dataclass_fields__[knob].metadata["values"]
@@ -70,7 +71,7 @@ def supported(
 
 @dataclass(frozen=True)
 class BrokenRule:
-    """A rule that a config breaks; message is its reason, with the values of the config."""
+    """A rule that a config breaks; `message` is the rule's reason with the values of the config."""
 
     name: str
     message: str
@@ -80,9 +81,9 @@ class BrokenRule:
 class LegalSpace:
     """The rules of a family, and the values that its knobs have in legal configs.
 
-    first: the knobs that are settled first.
-    repairs: the only values of some knobs that are tried to correct a config; of other knobs all
-        values are tried.
+    first: the knobs for which values are chosen first.
+    repairs: for some knobs, the only values that are tried to correct a config; of all other knobs,
+        every value is tried.
     """
 
     rules: tuple[Rule, ...]
@@ -97,7 +98,7 @@ class LegalSpace:
 
     @cached_property
     def rules_of(self) -> Mapping[str, tuple[Rule, ...]]:
-        """The rules that depend on each knob."""
+        """For each knob, the rules that depend on it."""
         return {
             knob: tuple(rule for rule in self.rules if knob in rule.knobs) for knob in self.values
         }
@@ -109,7 +110,7 @@ class LegalSpace:
         return frozenset(self.values) - bound
 
     def replacements(self, knob: str, old: Any) -> Sequence[Any]:
-        """The values of a knob that are tried in place of `old`."""
+        """The values of a knob that are tried in the place of `old`."""
         others = [new for new in self.repairs.get(knob, self.values[knob]) if new != old]
         if knob not in self.lone:
             return others

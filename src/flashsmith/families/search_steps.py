@@ -1,4 +1,4 @@
-"""The steps of a search: configs that differ from another one in a single knob."""
+"""The steps of a search, each from one config to another that differs in a single knob."""
 
 from __future__ import annotations
 
@@ -24,6 +24,7 @@ def change_one_knob(cfg: Config, fixed: Sequence[str]) -> Iterator[Config]:
 def with_neighbours(
     candidates: Sequence[Config], moves: Callable[[Config], Iterable[Config]], device: DeviceSpec
 ) -> list[Config]:
-    """The legal configs among the candidates and the configs that `moves` derives from them."""
+    """The legal ones among the candidates and among the configs that `moves` derives from the
+    candidates."""
     steps = (other for cfg in candidates for other in moves(cfg))
     return [cfg for cfg in dict.fromkeys([*candidates, *steps]) if is_legal(cfg, device)]

@@ -18,16 +18,19 @@ from flashsmith.operations.problem import Problem
 
 _PARTS = (2, 4, 8, 16, 32)
 _FLOAT_BYTES = 4
-# Milliseconds between the end of a launch and the first work of the next launch.
+# Milliseconds from the end of a launch to the first work of the next launch.
 _LAUNCH_MS = 0.003
-# A part has at least this many steps; with fewer, its prologue and epilogue would cost too much.
+# The minimum number of steps in a part; with fewer, the part's prologue and epilogue would cost too
+# much.
 _LEAST_STEPS = 2
-# Splitting is tried for up to this many waves of tiles; with more, the last wave matters little.
+# The maximum number of waves of tiles for which splitting is tried; with more waves, the last one
+# matters little.
 _MOST_ROUNDS = 2
 
 
 def split_keys_knob(default: int) -> Any:
-    """The knob: into how many parts the keys of a tile are split; 0: they are not split."""
+    """Declares the knob split_keys: the number of parts into which the keys of a tile are split, or
+    0 if they are not split."""
     return knob(
         "parts that a tile's keys are split into if tiles leave SMs idle; 0: none",
         values=(0, *_PARTS),
@@ -49,7 +52,7 @@ def _in_words(cfg: Any) -> str:
 
 
 def order_of_parts(split_keys: int) -> dict[str, str]:
-    """The fields of an Order that depend on splitting keys."""
+    """The fields of an Order that depend on split_keys, with their values."""
     if split_keys == 0:
         return {}
     return {
@@ -59,7 +62,8 @@ def order_of_parts(split_keys: int) -> dict[str, str]:
 
 
 def with_merge(templates: Mapping[str, str], split_keys: int, merge: str) -> Mapping[str, str]:
-    """The kernel templates of a family, with the merge kernel if the config splits keys."""
+    """The kernel templates of a family; these include the merge kernel if the config splits
+    keys."""
     return {**templates, "merge": merge} if split_keys else templates
 
 
@@ -69,9 +73,9 @@ def with_merge(templates: Mapping[str, str], split_keys: int, merge: str) -> Map
 def tiles_to_split(
     problem: Problem, parts: int, tokens: int, keys: int, tiles: int, at_once: int
 ) -> int:
-    """How many tiles of a problem are computed in parts.
+    """The number of tiles of a problem that are computed in parts.
 
-    This repeats tiles_to_split() in csrc/host/forward_problem.cc for the cost model.
+    The cost model uses this copy of tiles_to_split() in csrc/host/forward_problem.cc.
     """
     seq_q, seq_k = problem.seq_q, problem.seq_k
     if parts == 0 or seq_k <= keys or tiles == 0:
@@ -89,8 +93,8 @@ def tiles_to_split(
 
 
 def with_parts(work: TileWork, cfg: Any, device: DeviceSpec) -> TileWork:
-    """The work of a tile of the config, with the cycles that a part takes to write its rows in
-    fp32."""
+    """Adds to the work of a config's tile the number of parts, and the cycles that a part takes to
+    write its rows in fp32."""
     if cfg.split_keys == 0:
         return work
     cycles = cfg.B_r * cfg.d_head_v * _FLOAT_BYTES / rates_of(device).l2
@@ -98,7 +102,8 @@ def with_parts(work: TileWork, cfg: Any, device: DeviceSpec) -> TileWork:
 
 
 def merge_ms(work: TileWork, cfg: Any, problem: Problem, device: DeviceSpec) -> float:
-    """Milliseconds that merging the parts of a problem takes; 0 if no tile is split."""
+    """The time in milliseconds that merging the parts of a problem's tiles takes; 0 if no tile is
+    split."""
     if work.parts == 0:
         return 0.0
     at_once = device.sm_count * work.resident

@@ -1,4 +1,4 @@
-"""Config sets of users, from a text file or an installed package."""
+"""Reads config sets that users provide in a text file or an installed package."""
 
 from __future__ import annotations
 
@@ -49,11 +49,11 @@ def installed_set_names() -> list[str]:
 
 
 def load_installed_set(name: str) -> list[KernelConfig]:
-    """The configs of a set in an installed package.
+    """Returns the configs of a set that an installed package provides.
 
-    The set's entry point is a callable that returns the configs.
+    The entry point of the set is a callable.
 
-    The callable may return configs, short forms, or both.
+    It may return configs, short forms, or both.
 
     Raises:
         SelectionError: two packages offer this name, the entry point fails, or it returns something

@@ -1,4 +1,4 @@
-"""The common parts of the families with warpgroups.
+"""The common parts of the families whose kernels consist of warpgroups.
 
 Their kernels multiply with wgmma. One warpgroup, the producer, copies by TMA. The others are
 consumers, which receive some of the producer's registers (setmaxnreg).
@@ -25,8 +25,8 @@ WARPGROUP_THREADS = 128
 WARPGROUP_ROWS = 64
 REGISTER_UNIT, MIN_REGISTERS, MAX_REGISTERS = 8, 24, 240
 REGISTER_COUNTS = tuple(range(MIN_REGISTERS, MAX_REGISTERS + 1, REGISTER_UNIT))
-# The registers that a thread needs for addresses, row statistics and the loop's state, in addition
-# to its accumulators.
+# The number of registers that a thread needs for addresses, row statistics and the state of the
+# loop, in addition to the accumulators.
 REGISTERS_BESIDE_TILES = 24
 # The 65,536 registers of the register file, divided by the 128 threads of a warpgroup.
 REGISTERS_TO_SHARE = 512
@@ -45,7 +45,8 @@ REGISTERS_WORD = KnobGroup(
 def registers_knob(
     role: str, default: int, kernel: str, values: Sequence[int] = REGISTER_COUNTS
 ) -> Any:
-    """The field for the number of registers per thread of one role, producer or consumer."""
+    """Declares the field for the number of registers per thread in one role, producer or
+    consumer."""
     return knob(
         f"registers per {role} thread",
         values=tuple(values),
@@ -59,7 +60,7 @@ def registers_knob(
 
 
 def ring_knob(tile: str, word: str, where: str) -> Any:
-    """The field for the number of tiles in a ring that the producer fills by TMA."""
+    """Declares the field for the number of tiles in a ring that the producer fills by TMA."""
 
     def effect(cfg: Any) -> str:
         stages = getattr(cfg, word)
@@ -79,7 +80,7 @@ def ring_knob(tile: str, word: str, where: str) -> Any:
 
 
 def pingpong_knob() -> Any:
-    """The field for whether the consumer warpgroups take turns."""
+    """Declares the flag with which the consumer warpgroups issue their GEMMs alternately."""
     return knob(
         "warpgroups issue their GEMMs alternately",
         word="pingpong",
@@ -104,19 +105,19 @@ class WarpgroupBackwardConfig(KernelConfig):
 
     @property
     def n_threads(self) -> int:
-        """Threads of a CTA, including the producer's."""
+        """The number of threads of a CTA, including the threads of the producer."""
         return WARPGROUP_THREADS * (self.n_warpgroups + 1)
 
     def fills_tiles(self, seq_q: int, seq_k: int, d: int) -> bool:
-        """Whether tiles divide these sizes, so that kernels without bounds checks can compute
-        them."""
+        """Whether these sizes consist of whole tiles, so that kernels without bounds checks can
+        compute the problem."""
         whole = seq_q % self.B_r == 0 and seq_k % self.B_c == 0
         return whole and d == self.d_head and seq_k > 0
 
 
 def registers_each(n_warpgroups: int, ctas_per_sm: int = 1) -> int:
-    """The number of registers per thread at launch in a CTA of n_warpgroups consumer warpgroups and
-    a producer."""
+    """The number of registers that each thread has at launch, in a CTA of n_warpgroups consumer
+    warpgroups and a producer."""
     threads = ctas_per_sm * (n_warpgroups + 1)
     return REGISTERS_TO_SHARE // threads // REGISTER_UNIT * REGISTER_UNIT
 
@@ -125,7 +126,7 @@ def registers_each(n_warpgroups: int, ctas_per_sm: int = 1) -> int:
 
 
 def arch_rule(family: str) -> Rule:
-    """The rule that the device must have wgmma."""
+    """Returns the rule that the device must have wgmma."""
     return Rule(
         "arch_is_hopper",
         f"the {family} family needs a GPU of compute capability 9.0: only sm_90a has wgmma",
@@ -136,7 +137,7 @@ def arch_rule(family: str) -> Rule:
 
 
 def register_rules() -> tuple[Rule, ...]:
-    """The rules that setmaxnreg must accept both roles' numbers of registers."""
+    """Returns the rules that setmaxnreg must accept the number of registers of each role."""
 
     def rule(knob: str) -> Rule:
         return Rule(
@@ -175,7 +176,7 @@ PINGPONG_NEEDS_TWO = Rule(
 class WarpgroupFamily(Family):
     """A family whose kernels consist of warpgroups."""
 
-    # wgmma and TMA multicast exist only with this suffix.
+    # wgmma and TMA multicast exist only in targets with this suffix.
     target_suffix = "a"
     needs_tma = True
     # A kernel that spills gives correct results, but runs at a fraction of the speed.
@@ -200,7 +201,7 @@ class WarpgroupFamily(Family):
 
 
 class WarpgroupBackwardFamily(WarpgroupFamily):
-    """A family of the backward pass with warpgroups, which has kernels for a few head
+    """A family whose kernels compute the backward pass with warpgroups, for a few head
     dimensions."""
 
     operation = "backward"
@@ -231,7 +232,7 @@ class WarpgroupBackwardFamily(WarpgroupFamily):
         return self.proven_configs(dtype, served[0], self.roomiest_device) if served else ()
 
     def proven_configs(self, dtype: DType, d_head: Any, device: DeviceSpec) -> Sequence[Any]:
-        """The configs for proofs of one d_head of the family."""
+        """The configs with which proofs check one of the family's values of d_head."""
         return self.candidates(dtype, d_head, device, False)
 
     def dividing_tiles(self, cfg: Any) -> dict[str, int]:

@@ -1,6 +1,7 @@
-"""Operations, which define what kernels compute, and problems, which are single cases of them.
+"""Operations, which define what kernels compute, and problems, each of which is a single case of an
+operation.
 
-Uses only the standard library.
+This package uses only the standard library.
 """
 
 from flashsmith.operations.backward import BACKWARD

@@ -34,19 +34,21 @@ from flashsmith.semantics.dtype import dtype_name
 from flashsmith.semantics.flop import twice_nominal_pairs
 from flashsmith.semantics.sizes import NO_DQ, ONLY_DQ, Sizes
 
-# The tensors with (batch, row, head) strides, in the order in which _numbers() lists their strides.
+# The tensors that have (batch, row, head) strides, in the order in which _numbers() lists these
+# strides.
 _STRIDED = ("do", "q", "k", "v", "o", "dq", "dk", "dv")
 _STATISTICS = ("lse", "dlse")
-# The strides that stand for a tensor that the call omits.
+# The strides that are passed for a tensor that the call omits.
 _ABSENT = (0,)
 
 
 def backward_flop(sizes: Sizes) -> int:
-    """FLOP of the GEMMs that the needed gradients require; dq, dk and dv together require five.
+    """The FLOP of the GEMMs that the needed gradients require; dq, dk and dv together require five.
 
-    Five GEMMs cost 2 b h s_q s_k (3 d + 2 d_v), or half of that when causal; with a window this
-    counts visible query-key pairs. dq alone takes three of the five; dk and dv without dq take
-    four. Every packed sequence counts as if it had the maximum length.
+    Five GEMMs cost 2 b h s_q s_k (3 d + 2 d_v) FLOP, or half of that if the mask is causal. With a
+    window, the number of visible query-key pairs takes the place of s_q s_k. dq alone requires
+    three of the five GEMMs; dk and dv without dq require four. Every packed sequence counts as if
+    it had the maximum length.
     """
     columns = n_columns(sizes.gradients, sizes.d, sizes.d_v)
     return sizes.batch * sizes.heads_q * twice_nominal_pairs(sizes) * columns
@@ -58,15 +60,16 @@ def n_products(gradients: str = "") -> int:
 
 
 def n_columns(gradients: str, d: int, d_v: int) -> int:
-    """The sum of the widths of these GEMMs: d_v for do v^T and for dv, d for each other GEMM."""
+    """The sum of the widths of the GEMMs that ``gradients`` require. The width is d_v for do v^T
+    and for dv, and d for every other GEMM."""
     of_v = 1 if gradients == ONLY_DQ else 2
     return (n_products(gradients) - of_v) * d + of_v * d_v
 
 
 def gradients_word(dq: bool, dk: bool, dv: bool) -> str:
-    """The value of Problem.gradients for the needed gradients.
+    """Returns the value of Problem.gradients for the gradients that are needed.
 
-    'only_dq' means dq alone; 'no_dq' means dk or dv without dq; '' covers every other case.
+    'only_dq' stands for dq alone, 'no_dq' for dk or dv without dq, and '' for every other case.
     """
     if dk or dv:
         return "" if dq else NO_DQ
@@ -74,14 +77,14 @@ def gradients_word(dq: bool, dk: bool, dv: bool) -> str:
 
 
 def _numbers(call: Call) -> tuple[int | float, ...]:
-    """The numbers that the C++ host path takes, in the order in which it takes them.
+    """Returns the numbers that the C++ host path takes, in its order.
 
     Sizes and the total rows of packed q and k come first. Strides follow: (batch, row, head) of do,
-    q, k, v, o, dq, dk and dv, and (batch, head) of lse and dlse. Last are scale (None: 1/sqrt(d)),
-    softcap, the window's limits, 1 for fp32 gradients, else 0, and the numbers of a program. The
-    strides of an absent tensor are 0.
+    q, k, v, o, dq, dk and dv, and (batch, head) of lse and dlse. Then come scale (None: 1/sqrt(d)),
+    softcap, the window's limits, and a flag, 1 if gradients are fp32 and 0 otherwise. The numbers
+    of a program are last. The strides of an absent tensor are 0.
 
-    Raises ArgumentError for an unknown grad_dtype, and the errors of mask_limits().
+    Raises ArgumentError if grad_dtype is unknown, and the errors that mask_limits() raises.
     """
     p, strides, options = call.problem, call.strides, call.options
     grad_dtype = check_grad_dtype(options["grad_dtype"])
@@ -98,8 +101,8 @@ def _numbers(call: Call) -> tuple[int | float, ...]:
 
 
 def check_grad_dtype(grad_dtype: object) -> str | None:
-    """Returns 'float32' for any framework's float32 dtype, and None, which means the inputs' dtype,
-    for None.
+    """Returns 'float32' if ``grad_dtype`` is the float32 dtype of any framework. Returns None if it
+    is None, which means the dtype of the inputs.
 
     Raises ArgumentError for anything else.
     """
@@ -113,8 +116,8 @@ def check_grad_dtype(grad_dtype: object) -> str | None:
 
 
 def _batch_head(strides: tuple[int, ...]) -> tuple[int, ...]:
-    """The (batch, head) strides of a (batch, heads, seq) tensor; the batch stride is 0 if
-    packed."""
+    """Returns the (batch, head) strides of a (batch, heads, seq) tensor. The batch stride is 0 if
+    the tensor is packed."""
     return (0,) * (3 - len(strides)) + strides[:-1]
 
 
@@ -125,7 +128,7 @@ def _gradient(name: str, dims: tuple[str, ...], packed: tuple[str, ...], unless:
 
 
 # o and lse may come from attention over more keys than k holds. The gradients are 0 in rows that
-# belong to no sequence or lie past the longest length.
+# belong to no sequence or are beyond the longest length.
 BACKWARD = Operation(
     name="backward",
     tensors=(
@@ -147,8 +150,8 @@ BACKWARD = Operation(
     numbers=_numbers,
     flop=backward_flop,
     semantics=frozenset(SEMANTIC_WORDS) - {"partial"},
-    # grad_dtype: None (the problem's dtype) or 'float32'. deterministic: whether dq must be bitwise
-    # repeatable; dk, dv and dsinks are always repeatable.
+    # grad_dtype is None (the problem's dtype) or 'float32'. deterministic says whether dq must be
+    # bitwise repeatable; dk, dv and dsinks always are.
     options={
         "scale": None,
         "softcap": 0.0,

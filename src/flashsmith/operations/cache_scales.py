@@ -1,4 +1,4 @@
-"""The scales of a KV cache as tensors and options of an operation."""
+"""The scales of a KV cache: the tensors and options by which an operation takes them."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ SCALES = ("k_scale", "v_scale")
 SCALE_TENSORS = tuple(
     TensorSpec(name, (f"{name}s",), "float32", presence="optional", alignment=4) for name in SCALES
 )
-# The options for the scales of keys and values that are given as numbers and not as tensors.
+# The options for scales of keys and values that a caller passes as numbers instead of tensors.
 SCALE_OPTIONS = MappingProxyType({f"{name}_value": 1.0 for name in SCALES})
-# The tensor and the option of a cache whose rows are both key and value and therefore have one
-# scale.
+# The tensor and the option for a cache that has a single scale because its rows are both key and
+# value.
 K_SCALE_TENSOR = SCALE_TENSORS[0]
 K_SCALE_OPTION = MappingProxyType({"k_scale_value": 1.0})
 # In measurements, a tensor of scales has one number.
@@ -23,8 +23,8 @@ MEASURED_SCALES = MappingProxyType({f"{name}s": 1 for name in SCALES})
 
 
 def scale_numbers(call: Call) -> tuple[int | float, ...]:
-    """The numbers for the C++ host path: the scales of keys and values that are numbers, and for
-    each of the two scales a flag for a tensor with one number per head.
+    """Returns numbers for the C++ host path: the scales of keys and of values if these are numbers,
+    and for each of the two a flag that says whether its tensor has one number per head.
 
     Raises ArgumentError unless the number of scales in a tensor is 1 or the number of K/V heads.
     """

@@ -44,7 +44,7 @@ from flashsmith.semantics.sizes import Sizes
 _CACHE = ("blocks", "slots", "heads_k")
 _NEW, _PACKED_NEW = ("batch", "seq_q", "heads_k"), ("total_q", "heads_k")
 _ROTARY = ("positions", "rotary_half")
-# The strides that stand for a tensor that the call omits.
+# The strides that are passed for a tensor that the call omits.
 _ABSENT = (0,)
 INVARIANT, FREE = SPLITS = ("invariant", "free")
 _INT_BYTES = 4
@@ -58,14 +58,15 @@ def keys_read(sizes: Sizes) -> int:
 
 
 def decode_flop(sizes: Sizes) -> int:
-    """FLOP of the two GEMMs: 2 b h_q (d + d_v) per visible query-key pair of a sequence."""
+    """The FLOP of the two GEMMs: 2 b h_q (d + d_v) for each visible query-key pair of a
+    sequence."""
     return 2 * sizes.batch * sizes.heads_q * visible_pairs(sizes) * (sizes.d + sizes.d_v)
 
 
 def decode_bytes(sizes: Sizes) -> int:
-    """Bytes of q, o, the lengths, the visible keys and values, and their page numbers.
+    """The bytes of q, o, the lengths, the visible keys and values, and the page numbers of these.
 
-    The cache's capacity does not affect this.
+    The capacity of the cache does not affect this number.
     """
     keys = keys_read(sizes)
     of_cache = 1 if sizes.cache_format.is_8bit else sizes.dtype.element_size
@@ -78,8 +79,8 @@ def decode_bytes(sizes: Sizes) -> int:
 
 
 def _measured(sizes: Sizes) -> dict[str, int]:
-    """The dimensions for measurements: the cache's capacity is exactly the number of keys, and
-    rotary embedding covers all of d."""
+    """The sizes of the operation's own dimensions in measurements: the capacity of the cache is
+    exactly the number of keys, and rotary embedding covers all columns of d."""
     pages = -(-sizes.seq_k // sizes.page) if sizes.page else 0
     return {
         **packed_rows(sizes),
@@ -93,10 +94,11 @@ def _measured(sizes: Sizes) -> dict[str, int]:
 
 
 def _numbers(call: Call) -> tuple[int | float, ...]:
-    """The numbers that the C++ host path takes, in the order in which it takes them.
+    """Returns the numbers that the C++ host path takes, in its order.
 
-    Sizes come first: batch, seq_q (the longest if packed), the capacity of a sequence in keys,
-    heads_q, heads_k, d, d_v, total_q, blocks, slots, most_pages, positions and rotary_half.
+    Sizes come first: batch, seq_q (of the longest sequence if packed), the capacity of a sequence
+    in keys, heads_q, heads_k, d, d_v, total_q, blocks, slots, most_pages, positions and
+    rotary_half.
 
     Strides follow: (batch, row, head) of q, (block, slot, head) of k_cache and v_cache, (batch,
     row, head) of o, k and v, (row) of page_table, cos and sin, and (batch, head) of lse.
@@ -106,8 +108,8 @@ def _numbers(call: Call) -> tuple[int | float, ...]:
     free. Then come the numbers of scale_numbers(). The numbers of a program are last. The sizes and
     strides of an absent tensor are 0.
 
-    Raises ArgumentError if tensors do not fit each other, for an unknown split or dtype, and the
-    errors of mask_limits() and scale_numbers().
+    Raises ArgumentError if tensors do not fit each other or if the split or a dtype is unknown, and
+    the errors that mask_limits() and scale_numbers() raise.
     """
     p, strides, sizes, options = call.problem, call.strides, call.sizes, call.options
     check_together(call)
@@ -180,16 +182,16 @@ def check_split(split: object) -> str:
 
 
 def check_rotary_dtype(dtype: object) -> str | None:
-    """Returns ``dtype``. Raises ArgumentError unless it is 'float32', or None for the dtype of
-    q."""
+    """Returns ``dtype``. Raises ArgumentError unless it is 'float32' or None, which means the dtype
+    of q."""
     if dtype is None or (isinstance(dtype, str) and dtype == "float32"):
         return dtype
     raise ArgumentError(f"rotary_dtype={quoted(dtype)}: give 'float32', or None for q's dtype")
 
 
 def _batch_head(strides: tuple[int, ...]) -> tuple[int, ...]:
-    """The (batch, head) strides of a (batch, heads, seq) tensor; the batch stride is 0 if
-    packed."""
+    """Returns the (batch, head) strides of a (batch, heads, seq) tensor. The batch stride is 0 if
+    the tensor is packed."""
     return (0,) * (3 - len(strides)) + strides[:-1]
 
 
@@ -225,7 +227,7 @@ DECODE = Operation(
         _rotary("sin"),
         TensorSpec("sinks", ("heads_q",), "float32", presence="optional", alignment=4),
         TensorSpec("cu_seqlens_q", ("batch+1",), "int32", presence="packed", alignment=4),
-        # The number of keys that each sequence has dropped from before the cache's first key.
+        # For each sequence, the number of its first keys that the cache no longer has.
         TensorSpec("kv_offset", ("batch",), "int32", presence="optional", alignment=4),
         *SCALE_TENSORS,
     ),
@@ -234,9 +236,10 @@ DECODE = Operation(
     traffic=decode_bytes,
     sizes=_measured,
     semantics=frozenset(SEMANTIC_WORDS) - {"partial"},
-    # rotary_interleaved: pairs are elements 2i and 2i + 1, not i and i + rotary_half. rotary_dtype:
-    # the dtype of cos and sin, None (the problem's) or 'float32'. split: whether the split of a
-    # sequence's keys depends on its length alone ('invariant') or also on the batch ('free').
+    # rotary_interleaved says whether a pair consists of elements 2i and 2i + 1 or of i and i +
+    # rotary_half. rotary_dtype is the dtype of cos and sin: None (the problem's dtype) or
+    # 'float32'. split says whether the split of a sequence's keys depends only on its length
+    # ('invariant') or also on the batch ('free').
     options={
         "scale": None,
         "softcap": 0.0,

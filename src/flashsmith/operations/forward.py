@@ -16,7 +16,8 @@ from flashsmith.semantics.flop import twice_nominal_pairs
 from flashsmith.semantics.mask import UNLIMITED
 from flashsmith.semantics.sizes import Sizes
 
-# Dimensions of q, k, v, o and the row statistics, each unpacked and packed.
+# The dimensions of q, k, v, o and the row statistics; for each tensor the unpacked ones, then the
+# packed ones.
 Q, PACKED_Q = ("batch", "seq_q", "heads_q", "d"), ("total_q", "heads_q", "d")
 K, PACKED_K = ("batch", "seq_k", "heads_k", "d"), ("total_k", "heads_k", "d")
 V, PACKED_V = ("batch", "seq_k", "heads_k", "d_v"), ("total_k", "heads_k", "d_v")
@@ -27,15 +28,16 @@ ROWS, PACKED_ROWS = ("batch", "heads_q", "seq_q"), ("heads_q", "total_q")
 def attn_flop(sizes: Sizes) -> int:
     """FLOP of the two GEMMs.
 
-    They cost 2 b h s_q s_k (d + d_v), or half of that when causal. With a window they cost 2 b h (d
-    + d_v) per visible query-key pair. Every packed sequence counts as if it had the maximum length.
+    They cost 2 b h s_q s_k (d + d_v) FLOP, or half of that if the mask is causal. With a window,
+    they cost 2 b h (d + d_v) FLOP for each visible query-key pair. Every packed sequence counts as
+    if it had the maximum length.
     """
     return sizes.batch * sizes.heads_q * twice_nominal_pairs(sizes) * (sizes.d + sizes.d_v)
 
 
 def batch_seq_head(strides: tuple[int, ...]) -> tuple[int, ...]:
-    """The (batch, seq, head) strides of a (batch, seq, heads, d) tensor; the batch stride is 0 if
-    packed."""
+    """Returns the (batch, seq, head) strides of a (batch, seq, heads, d) tensor. The batch stride
+    is 0 if the tensor is packed."""
     return (0,) * (4 - len(strides)) + strides[:-1]
 
 
@@ -81,7 +83,8 @@ def scale_of(p: Sizes, scale: float | None) -> float:
 
 
 def mask_limits(p: Sizes, left: int | None, right: int | None) -> tuple[int, int]:
-    """The window's limits: the numbers of keys that a row sees before and after its own position.
+    """Returns the limits of the window: the numbers of keys that a row sees before and after its
+    own position.
 
     Where a limit is None, only the mask limits that side.
 
@@ -110,8 +113,8 @@ FORWARD = Operation(
         TensorSpec("sinks", ("heads_q",), "float32", presence="optional", alignment=4),
         TensorSpec("cu_seqlens_q", ("batch+1",), "int32", presence="packed", alignment=4),
         TensorSpec("cu_seqlens_k", ("batch+1",), "int32", presence="packed", alignment=4),
-        # seqused_k and k_begin, which select the keys that count, occur only in partial problems;
-        # sinks and row_max do not occur in them.
+        # seqused_k and k_begin, which select the keys that a row may see, occur only in partial
+        # problems. sinks and row_max occur only in problems that are not partial.
         TensorSpec("seqused_k", ("batch",), "int32", presence="optional", alignment=4),
         TensorSpec("k_begin", ("batch",), "int32", presence="optional", alignment=4),
     ),

@@ -1,8 +1,8 @@
 """The operation `latent_decode`: attention over a cache whose rows are both key and value.
 
-All query heads share one head of the cache. All columns of a row are the key, and the first d_v of
-them are also the value: the absorbed form of multi-head latent attention (MLA). Lengths, pages,
-masks and splits work as in the operation `decode`.
+All query heads share one head of the cache. All columns of a row are the key, and the first d_v
+columns are also the value. This is the absorbed form of multi-head latent attention (MLA). Lengths,
+pages, masks and splits work as in the operation `decode`.
 """
 
 from __future__ import annotations
@@ -33,13 +33,14 @@ _INT_BYTES = 4
 
 
 def latent_flop(sizes: Sizes) -> int:
-    """FLOP of the two GEMMs: 2 b h_q (d + d_v) per visible query-key pair of a sequence."""
+    """The FLOP of the two GEMMs: 2 b h_q (d + d_v) for each visible query-key pair of a
+    sequence."""
     return 2 * sizes.batch * sizes.heads_q * visible_pairs(sizes) * (sizes.d + sizes.d_v)
 
 
 def latent_bytes(sizes: Sizes) -> int:
-    """Bytes of q, o, the lengths, the visible cache rows (each counted once), and the rows' page
-    numbers."""
+    """The bytes of q, o, the lengths, the visible rows of the cache (each counted once), and the
+    page numbers of these rows."""
     keys = keys_read(sizes)
     queries = sizes.seq_q * sizes.heads_q * (sizes.d + sizes.d_v)
     pages = -(-keys // sizes.page) if sizes.page else 0
@@ -49,7 +50,8 @@ def latent_bytes(sizes: Sizes) -> int:
 
 
 def _measured(sizes: Sizes) -> dict[str, int]:
-    """The dimensions for measurements: the cache's capacity is exactly the number of keys."""
+    """The sizes of the operation's own dimensions in measurements: the capacity of the cache is
+    exactly the number of keys."""
     pages = -(-sizes.seq_k // sizes.page) if sizes.page else 0
     return {
         **packed_rows(sizes),
@@ -61,16 +63,17 @@ def _measured(sizes: Sizes) -> dict[str, int]:
 
 
 def _numbers(call: Call) -> tuple[int | float, ...]:
-    """The numbers that the C++ host path takes, in the order in which it takes them.
+    """Returns the numbers that the C++ host path takes, in its order.
 
-    Sizes come first: batch, seq_q (the longest if packed), the capacity of a sequence in keys,
-    heads_q, heads_k, d, d_v, total_q, blocks and slots. Strides follow: (batch, row, head) of q,
-    (block, slot, head) of k_cache, (batch, row, head) of o and k, (row) of page_table, and (batch,
-    head) of lse. Last are scale (None: 1/sqrt(d)), the window's limits, 1 for a free split, else 0,
-    and the cache's scale if it is a number. The sizes and strides of an absent tensor are 0.
+    Sizes come first: batch, seq_q (of the longest sequence if packed), the capacity of a sequence
+    in keys, heads_q, heads_k, d, d_v, total_q, blocks and slots. Strides follow: (batch, row, head)
+    of q, (block, slot, head) of k_cache, (batch, row, head) of o and k, (row) of page_table, and
+    (batch, head) of lse. Last are scale (None: 1/sqrt(d)), the window's limits, a flag, 1 if the
+    split is free and 0 otherwise, and the scale of the cache if it is a number. The sizes and
+    strides of an absent tensor are 0.
 
-    Raises ArgumentError if tensors do not fit each other, for an unknown split, and the errors of
-    mask_limits().
+    Raises ArgumentError if tensors do not fit each other or if the split is unknown, and the errors
+    that mask_limits() raises.
     """
     p, strides, sizes, options = call.problem, call.strides, call.sizes, call.options
     slots, most_pages = sizes["slots"], sizes.get("most_pages", 0)
@@ -128,7 +131,7 @@ LATENT_DECODE = Operation(
     traffic=latent_bytes,
     sizes=_measured,
     semantics=frozenset({"causal", "window", "packed", "uneven"}),
-    # split: as for the operation `decode`.
+    # split has the same meaning as in the operation `decode`.
     options={
         "scale": None,
         "left": None,

@@ -1,4 +1,4 @@
-"""The operation `merge`: attention over parts of the keys, merged into attention over all of them.
+"""The operation `merge`: merges attention over parts of the keys into attention over all keys.
 
 With m the largest LSE of a row's parts: o = sum_i exp(lse_i - m) o_i / sum_i exp(lse_i - m), and
 lse = m + log(sum_i exp(lse_i - m)); a sink is added to the sums once.
@@ -17,35 +17,36 @@ from flashsmith.semantics.sizes import Sizes
 
 # The maximum number of parts that one launch merges; equal to kMostParts in csrc.
 MOST_PARTS = 8
-# The strides that stand for a tensor that the call omits.
+# The strides that are passed for a tensor that the call omits.
 _ABSENT = (0,)
 
 
 def part_names(part: int) -> tuple[str, str]:
-    """The operation's names for a part's output and LSE."""
+    """The names of the tensors with a part's output and LSE."""
     return f"outs[{part}]", f"lses[{part}]"
 
 
 def parts_of(sizes: Sizes) -> int:
-    """The number of parts of a problem: seq_k, clamped to 1..MOST_PARTS."""
+    """The number of parts of a problem, which is seq_k, clamped to 1..MOST_PARTS."""
     return min(max(sizes.seq_k, 1), MOST_PARTS)
 
 
 def _flop(sizes: Sizes) -> int:
-    """FLOP: one multiplication and one addition for every element of every part."""
+    """The FLOP of a problem: one multiplication and one addition for every element of every
+    part."""
     return 2 * sizes.batch * sizes.heads_q * sizes.seq_q * sizes.d * parts_of(sizes)
 
 
 def _numbers(call: Call) -> tuple[int | float, ...]:
-    """The numbers that the C++ host path takes, in the order in which it takes them.
+    """Returns the numbers that the C++ host path takes, in its order.
 
     First come the number of rows of a sequence (of all sequences if packed), batch (1 if packed),
     heads, d and the number of parts. Three flags, 0 or 1, follow: whether the first part, the other
     parts, and o are fp32. Last are the strides: (batch, row, head) of o and each part, and (batch,
     head) of lse and each part's LSE.
 
-    Raises ArgumentError if a part has an output but no LSE, or the reverse, or if an earlier part
-    is missing.
+    Raises ArgumentError if a part has an output but no LSE, if it has an LSE but no output, or if
+    an earlier part is missing.
     """
     p, strides, options = call.problem, call.strides, call.options
     names = [part_names(part) for part in range(MOST_PARTS)]
@@ -75,8 +76,8 @@ def _is_fp32(options: Mapping[str, Any], name: str) -> bool:
 
 
 def _batch_head(strides: tuple[int, ...]) -> tuple[int, ...]:
-    """The (batch, head) strides of a (batch, heads, seq) tensor; the batch stride is 0 if
-    packed."""
+    """Returns the (batch, head) strides of a (batch, heads, seq) tensor. The batch stride is 0 if
+    the tensor is packed."""
     return (0,) * (3 - len(strides)) + strides[:-1]
 
 
@@ -90,8 +91,9 @@ def _part(part: int) -> tuple[TensorSpec, TensorSpec]:
     )
 
 
-# seq_k is the number of parts. The options are the dtypes of the first part (which may itself come
-# from a merge), of the other parts, and of o: None (the problem's dtype) or 'float32'.
+# seq_k is the number of parts. The options are the dtypes of the first part (which may be the
+# result of another merge), of the other parts, and of o. Each is None (the problem's dtype) or
+# 'float32'.
 MERGE = Operation(
     name="merge",
     tensors=(

@@ -1,4 +1,4 @@
-"""Operation: describes what a kernel computes by its tensors, options, FLOP and reference."""
+"""Operation: describes what a kernel computes, by its tensors, options, FLOP and reference."""
 
 from __future__ import annotations
 
@@ -37,21 +37,21 @@ class TensorSpec:
     Args:
         name: its name in errors, references and results.
         dims: its dimensions. Each is a size of Problem ('batch', 'heads_q', 'd_v'), a whole number,
-            or a name that the operation defines ('pages'). Such a name has one size in all tensors
-            of a call. 'batch+1' is batch plus 1.
+            or a name that the operation defines ('pages'), which stands for the same size in all
+            tensors of a call. 'batch+1' is batch plus 1.
         dtype: the element type by NumPy's name ('float32', 'int32'); '' means the problem's dtype.
-        role: whether a kernel reads it, writes it, or both.
+        role: whether a kernel reads the tensor ('in'), writes it ('out'), or both ('inout').
         presence: 'required', 'usual' (an output that a call may decline), 'optional' (the caller
             may omit it), or 'packed' or 'paged' (required in such problems and absent from all
             others).
         packed: its dimensions for packed sequences; () means the same as dims.
-        may_share: names of tensors whose memory may overlap this one, if it is written.
+        may_share: if it is written, the names of the tensors whose memory may overlap its memory.
         alignment: the address, and every stride except the last, must be a multiple of this number
             of bytes.
         dtype_option: the option that sets the element type, unless its value is None.
-        partial_dtype: the element type in partial problems; '' means dtype.
-        written_with: for an 'inout' tensor, the optional input without which a call only reads it.
-        is_cache: whether it is a KV cache, whose elements have the problem's cache format.
+        partial_dtype: the element type in partial problems; '' means the same as dtype.
+        written_with: the optional input without which a call only reads this 'inout' tensor.
+        is_cache: whether it is a KV cache; if so, its elements have the problem's cache format.
         unless: the value of a problem's ``gradients`` for which no call has this tensor.
 
     Raises:
@@ -95,8 +95,8 @@ class TensorSpec:
         return (dtype_name(asked) or asked) if asked else self.dtype or problem.dtype.numpy_name
 
     def is_required(self, problem: Sizes) -> bool:
-        """Whether every call on `problem` has the tensor; a 'usual' output counts, although a call
-        may decline it."""
+        """Whether every call on `problem` has the tensor. This is also True for a 'usual' output,
+        which a call may decline."""
         if not self.is_of_kind(problem):
             return False
         return self.presence != "optional"
@@ -119,12 +119,12 @@ class TensorSpec:
 
 
 class Call(NamedTuple):
-    """One call with checked tensors; from it, an operation computes the numbers for the C++ host
-    path.
+    """One call whose tensors were checked, from which an operation computes the numbers for the C++
+    host path.
 
-    strides: of every given tensor, in elements, by name.
-    sizes: of the dimensions that the operation names itself.
-    options: every option of the operation, by name.
+    strides: the strides of every given tensor, in elements, by the tensor's name.
+    sizes: the sizes of the dimensions that the operation itself names.
+    options: the value of every option of the operation, by name.
     """
 
     problem: Sizes
@@ -137,8 +137,8 @@ Numbers = Callable[[Call], tuple[int | float, ...]]
 
 
 def packed_rows(problem: Sizes) -> dict[str, int]:
-    """The total rows of q and k in a packed problem whose sequences all have the maximum length; {}
-    if the problem is not packed."""
+    """The total numbers of rows of q and k in a packed problem if all sequences have the maximum
+    length; {} if the problem is not packed."""
     if not problem.semantics.packed:
         return {}
     return {
@@ -299,7 +299,8 @@ class Operation:
             )
 
 
-# The maximum number of dimensions of a tensor that a program reads, and of such tensors.
+# The maximum number of dimensions of a tensor that a program reads, and the maximum number of such
+# tensors.
 MOST_READ_DIMS, MOST_READS = 4, 8
 # The tensors that a program reads. The program defines their number, dtypes and ranks.
 READS = tuple(
@@ -308,11 +309,11 @@ READS = tuple(
 
 
 def program_numbers(call: Call) -> tuple[int | float, ...]:
-    """The numbers of a call with a program that follow the operation's own, in the order of the C++
-    host path; () without a program.
+    """The numbers that follow the operation's own numbers if a call has a program, in the order of
+    the C++ host path; () without a program.
 
-    They are the count of tensors, the four sizes and strides of each, the count of numbers, and
-    these numbers.
+    They are the number of tensors, the four sizes and strides of each tensor, the number of the
+    program's numbers, and these numbers.
     """
     program = call.problem.semantics.caller_program
     if program is None:
@@ -328,9 +329,10 @@ def program_numbers(call: Call) -> tuple[int | float, ...]:
 
 
 def shape_of(tensor: TensorSpec, problem: Sizes, sizes: Mapping[str, int]) -> tuple[int, ...]:
-    """A tensor's shape in `problem`; `sizes` holds the dimensions that the operation names itself.
+    """The shape of a tensor in `problem`; `sizes` has the sizes of the dimensions that the
+    operation itself names.
 
-    Raises ArgumentError for a dimension of unknown size.
+    Raises ArgumentError if the size of a dimension is unknown.
     """
     shape = []
     for dim in tensor.dims_of(problem):
@@ -344,8 +346,8 @@ def shape_of(tensor: TensorSpec, problem: Sizes, sizes: Mapping[str, int]) -> tu
 
 
 def size_of(dim: str | int, problem: Sizes, sizes: Mapping[str, int]) -> int | None:
-    """The size of a dimension; None for a dimension that the operation itself names and `sizes`
-    lacks."""
+    """The size of a dimension; None if the operation itself names the dimension and `sizes` lacks
+    it."""
     if isinstance(dim, int):
         return dim
     name, _, more = dim.partition("+")

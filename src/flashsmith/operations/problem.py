@@ -1,4 +1,4 @@
-"""Problem: what to compute. A config determines how."""
+"""Problem: describes what to compute. A config determines how a kernel computes it."""
 
 from __future__ import annotations
 
@@ -48,19 +48,19 @@ _DTYPE_WORDS = {
 
 
 class _SameAsD(int):
-    """The d_v of a problem that was made without a d_v: it equals d, also after d is replaced."""
+    """The d_v of a problem that was made without one. It stays equal to d if d is replaced."""
 
 
 class TiledConfig(Protocol):
     """The part of a config's interface that a problem uses."""
 
     def fills_tiles(self, seq_q: int, seq_k: int, d: int) -> bool:
-        """Whether sizes consist of whole tiles, so that a kernel without bounds checks can compute
-        them."""
+        """Whether these sizes consist of whole tiles, so that a kernel without bounds checks can
+        compute the problem."""
 
     @property
     def d_head_v(self) -> int:
-        """The columns of V's and O's tiles."""
+        """The number of columns in the tiles of V and O."""
 
 
 @dataclass(frozen=True, order=True)
@@ -175,7 +175,7 @@ class Problem:
 
     @property
     def computed(self) -> Operation:
-        """The problem's operation."""
+        """The operation of this problem."""
         return operation(self.operation)
 
     @property
@@ -192,10 +192,10 @@ class Problem:
         return replace(self, operation=name, gradients=gradients, bits=bits, cache=cache)
 
     def required_semantics(self, cfg: TiledConfig) -> Semantics:
-        """The semantics that `cfg`'s kernel must be compiled for.
+        """The semantics for which a kernel of `cfg` must be compiled.
 
-        The semantics are uneven unless the lengths fill whole tiles and the widths equal the
-        tiles'.
+        The semantics are uneven unless the lengths fill whole tiles and the widths are those of the
+        tiles.
         """
         whole = self.d_v == cfg.d_head_v and cfg.fills_tiles(self.seq_q, self.seq_k, self.d)
         if self.semantics.uneven or whole:
@@ -204,10 +204,10 @@ class Problem:
 
     @property
     def window(self) -> tuple[int, int] | None:
-        """The (left, right) of a window in measurements; None without a window.
+        """The limits (left, right) of the window in measurements; None without a window.
 
         The right limit is 0, and the left limit is window_keys. If window_keys is 0, the left limit
-        is TYPICAL_WINDOW, or half of all keys if there are fewer.
+        is the smaller of TYPICAL_WINDOW and half of the number of keys.
         """
         if not self.semantics.key_mask.takes_limits:
             return None
@@ -222,17 +222,17 @@ class Problem:
 
     @property
     def numbers(self) -> dict[str, float]:
-        """The numbers that the score reads, by name, in measurements."""
+        """The values in measurements of the numbers that the score reads, by name."""
         return {name: TYPICAL_NUMBERS[name] for name in self.semantics.score.numbers}
 
     @property
     def keywords(self) -> dict[str, Any]:
-        """attention()'s keywords for the mask and the score, in measurements."""
+        """The keyword arguments of attention() for the mask and the score, in measurements."""
         window = {} if self.window is None else {"window": self.window}
         return {"causal": self.semantics.causal, **window, **self.numbers}
 
     def attn_flop(self) -> int:
-        """FLOP of the problem, as its operation counts them.
+        """The FLOP of the problem, as its operation counts them.
 
         For attention, these are the FLOP of the two GEMMs. Every packed sequence counts as if it
         had the maximum length.
@@ -319,19 +319,19 @@ class Problem:
 
 
 def _semantic_words() -> tuple[str, ...]:
-    """The words for semantics that a problem's string may contain."""
+    """The words for semantics that the string of a problem may contain."""
     return (*known_masks(), *FLAGS, _PLAIN)
 
 
 def semantic_words(semantics: Semantics, window_keys: int) -> list[str]:
-    """Words for each difference between the semantics and the plain case, such as
+    """The words for the differences between the semantics and the plain case, such as
     ['window_4096', 'packed']."""
     mask, *flags = semantics.words() or [""]
     return [f"{mask}_{window_keys}" if window_keys else mask, *flags] if mask else []
 
 
 class ProblemKind(NamedTuple):
-    """The fields of a Problem after its dtype, which Problem.kind writes."""
+    """The fields of a Problem that follow its dtype; Problem.kind shows them as a string."""
 
     semantics: Semantics
     operation: str
@@ -403,7 +403,8 @@ def _is_of_kind(word: str) -> bool:
 
 
 def _unknown(word: str) -> str:
-    """The message about a word that is not a size, dtype, semantics or operation."""
+    """Returns the message about a word that is not a size, dtype, operation or word of
+    semantics."""
     wrong = next((part for part in word.split("+") if not _is_of_kind(part)), word)
     operations = [name for name in OPERATIONS if name != DEFAULT]
     dtypes = (dtype.name.lower() for dtype in DType)

@@ -21,7 +21,8 @@ from flashsmith.semantics.sizes import GRADIENT_WORDS, PAGE, SIZE, WINDOW_KEYS
 
 # The operation of a Problem that is made without one; problem strings omit its name.
 DEFAULT = FORWARD.name
-# Words that already have another meaning in a problem string, so no operation may have these names.
+# Words that already have another meaning in a problem string; no operation may have one of them as
+# its name.
 _TAKEN = {
     *(*MASKS, *SEMANTIC_WORDS, *GRADIENT_WORDS, "plain"),
     *(dtype.name.lower() for dtype in DType),
@@ -30,7 +31,8 @@ _TAKEN = {
 OPERATIONS: dict[str, Operation] = {
     it.name: it for it in (FORWARD, BACKWARD, DECODE, LATENT_DECODE, MERGE, WRITE_SLOTS, SCORE_SUMS)
 }
-# Functions that register the operations of installed packages, called when a name is unknown.
+# Functions that register the operations of installed packages. They are called when a name is
+# unknown.
 _finders: list[Callable[[], object]] = []
 
 
@@ -62,7 +64,8 @@ def register_operation(operation: Operation) -> Operation:
 
 
 def find_more_with(finder: Callable[[], object]) -> None:
-    """Registers a function that adds more operations; it is called when a name is unknown."""
+    """Registers a function that adds more operations. The function is called when a name is
+    unknown."""
     _finders.append(finder)
 
 

@@ -1,8 +1,8 @@
 """The operation `score_sums`: sums of the gradients of scores.
 
-With P = exp(scores - lse), D = rowsum(do o) - dlse, and slope the own slope of the call's program
-(without one, the derivative of the softcap), each visible score has the value P (do v^T - D) slope.
-The values are summed over all elements that have the same coordinate on an axis:
+With P = exp(scores - lse) and D = rowsum(do o) - dlse, each visible score has the value P (do v^T -
+D) slope. Here slope is the own slope of the call's program or, without a program, the derivative of
+the softcap. The values are summed over all scores that have the same coordinate on an axis:
 
 - 'rows': the query, for each sequence and query head; sums (batch, heads_q, 1, seq_q).
 - 'keys': the key; sums (batch, heads_q, 1, seq_k).
@@ -43,23 +43,24 @@ from flashsmith.printable import quoted
 from flashsmith.semantics.sizes import Sizes
 
 AXES = ("rows", "keys", "distances", "elements")
-# Queries and keys of a tile.
+# The number of queries, and the number of keys, of a tile.
 TILE = 64
 _STRIDED = ("do", "q", "k", "v", "o")
 _SUMS = ("sums_batch", "sums_heads", "sums_rows", "sums_columns")
 
 
 def score_sums_flop(sizes: Sizes) -> int:
-    """FLOP of the two GEMMs: the same number as in attention."""
+    """The FLOP of the two GEMMs, which are as many as in attention."""
     return attn_flop(sizes)
 
 
 def sums_shape(
     axis: str, batch: int, heads_q: int, seq_q: int, seq_k: int
 ) -> tuple[int, int, int, int]:
-    """The shape of the sums along an axis; along 'elements', nothing is summed.
+    """The shape of the sums for an axis. For 'elements', this is the shape in which nothing is
+    summed.
 
-    Raises ArgumentError for an unknown axis.
+    Raises ArgumentError if the axis is unknown.
     """
     if axis == "distances":
         return batch, heads_q, _tiles(seq_q) + _tiles(seq_k) - 1, 2 * TILE
@@ -74,18 +75,19 @@ def _tiles(length: int) -> int:
 
 
 def _sizes(problem: Sizes) -> dict[str, int]:
-    """The dimensions for measurements, in which sums are by rows."""
+    """The sizes of the operation's own dimensions in measurements, which use the axis 'rows'."""
     shape = sums_shape("rows", problem.batch, problem.heads_q, problem.seq_q, problem.seq_k)
     return packed_rows(problem) | dict(zip(_SUMS, shape, strict=True))
 
 
 def _numbers(call: Call) -> tuple[int | float, ...]:
-    """The numbers that the C++ host path takes, in the order in which it takes them. First come the
-    numbers of `backward` up to the window, with 0 in the place of the gradients' strides. Then come
-    the axis's index in AXES, the sizes of sums, and all strides of sums except the last. The
-    numbers of a program are last.
+    """Returns the numbers that the C++ host path takes, in its order.
 
-    Raises ArgumentError for an unknown axis, or if sums does not have the axis's shape.
+    The numbers of `backward` up to the window come first, with 0 in the place of the strides of
+    gradients. Then come the index of the axis in AXES, the sizes of the tensor `sums`, and all its
+    strides except the last. The numbers of a program are last.
+
+    Raises ArgumentError if the axis is unknown, or if `sums` does not have the shape for this axis.
     """
     p, strides, options = call.problem, call.strides, call.options
     shape = tuple(call.sizes[name] for name in _SUMS)
@@ -102,7 +104,7 @@ def _numbers(call: Call) -> tuple[int | float, ...]:
         *(p.batch, p.seq_q, p.seq_k, p.heads_q, p.heads_k, p.d, p.d_v),
         *(call.sizes.get(name, 0) for name in ("total_q", "total_k")),
         *(step for name in _STRIDED for step in batch_seq_head(strides[name])),
-        *(0,) * 9,  # of dq, dk and dv
+        *(0,) * 9,  # The strides of dq, dk and dv
         *(step for name in ("lse", "dlse") for step in _batch_head(strides.get(name, (0,)))),
         *(scale_of(p, options["scale"]), options["softcap"]),
         *mask_limits(p, options["left"], options["right"]),

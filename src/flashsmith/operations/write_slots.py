@@ -1,9 +1,9 @@
 """The operation `write_slots`: each row of k and v is written into its slot of a cache.
 
-Slot s of a cache is row s % slots of block s // slots, where slots is the number of slots of a
-block. Nothing is written for a slot that is negative or beyond the cache, and rows of k and v
-beyond the slots are not read. Elements are copied, or divided by the cache's scale and rounded to
-the cache's format.
+In a cache with n slots per block, slot s is row `s % n` of block `s // n`. Nothing is written for a
+slot that is negative or beyond the cache. If k and v have more rows than there are slots to write,
+the further rows are not read. Elements are copied, or divided by the scale of the cache and rounded
+to the format of the cache.
 """
 
 from __future__ import annotations
@@ -32,15 +32,16 @@ def _elements(sizes: Sizes) -> int:
 
 
 def _bytes(sizes: Sizes) -> int:
-    """The bytes of the slots, of k and v as they are read, and of the cache rows as they are
-    written."""
+    """The bytes of the slot numbers, of the rows of k and v that are read, and of the rows of the
+    cache that are written."""
     of_cache = 1 if sizes.cache_format.is_8bit else sizes.dtype.element_size
     of_elements = _elements(sizes) * (sizes.dtype.element_size + of_cache)
     return of_elements + sizes.batch * sizes.seq_q * _SLOT_BYTES
 
 
 def _measured(sizes: Sizes) -> dict[str, int]:
-    """The dimensions for measurements: as many slots as rows, in blocks of 16."""
+    """The sizes of the operation's own dimensions in measurements: there are as many slots as rows,
+    in blocks of 16 slots."""
     rows = sizes.batch * sizes.seq_q
     return {
         "new_rows": rows,
@@ -52,13 +53,14 @@ def _measured(sizes: Sizes) -> dict[str, int]:
 
 
 def _numbers(call: Call) -> tuple[int | float, ...]:
-    """The numbers that the C++ host path takes, in the order in which it takes them.
+    """Returns the numbers that the C++ host path takes, in its order.
 
     Sizes come first: the number of slots to write, heads_k, d, d_v, blocks, and slots of a block.
     Strides follow: (row, head) of k and v, and (block, slot, head) of k_cache and v_cache. The
     scales come last, as scale_numbers() gives them.
 
-    Raises ArgumentError if there are fewer rows than slots, and the errors of scale_numbers().
+    Raises ArgumentError if there are fewer rows than slots, and the errors that scale_numbers()
+    raises.
     """
     sizes, strides = call.sizes, call.strides
     p, rows, count = call.problem, sizes["new_rows"], sizes["slot_count"]

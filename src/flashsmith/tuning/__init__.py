@@ -1,10 +1,10 @@
 """The autotuner: searches a set of configs for the fastest kernel of each problem.
 
 Compile processes build libraries while a separate process checks and times kernels. Kernels are
-timed in rungs. Each rung spends more time per kernel than the rung before, and drops the slower
-kernels. At the end, the final times the fastest kernels, interleaved. A kernel that crashes, hangs
-or gives wrong results is dropped; the results of other kernels are kept. Every result is written to
-a journal before the sweep continues, so that the sweep can be stopped at any time and continued
+timed in rungs: each rung spends more time per kernel than the rung before, and drops the slower
+kernels. At the end, a final times the fastest kernels, interleaved. A kernel that crashes, hangs or
+gives wrong results is dropped; the results of other kernels are kept. Every result is written to a
+journal before the sweep continues, so that the sweep can be stopped at any time and continued
 later.
 """
 

@@ -1,10 +1,10 @@
 """Cluster: an executor that uses Ray.
 
-Each GPU has an actor that runs measurements on it; compilations are Ray tasks.
+For each GPU, an actor runs the measurements on this GPU; compilations are Ray tasks.
 
-As in the local executor, the work itself is done in a worker process, which the actor or task uses.
-A kernel that crashes or hangs ends only that worker process. Therefore, if an actor dies, the cause
-is the cluster and not a kernel.
+As in the local executor, the actor or task does the work itself in a worker process. A kernel that
+crashes or hangs ends only this worker process. Therefore, if an actor dies, the cause is the
+cluster and not a kernel.
 """
 
 from __future__ import annotations
@@ -33,14 +33,15 @@ from flashsmith.tuning.worker import STARTUP_SECONDS, Failure, Worker, WorkerRes
 #: The address that stands for the cluster that this machine belongs to or, if there is none, for
 #: this machine alone.
 ANY_CLUSTER = "auto"
-# How long to wait for an answer from the address; Ray itself would retry for minutes.
+# The time to wait for an answer from the address; Ray itself would retry for minutes.
 _CONNECT_SECONDS = 5.0
-# How long to wait for a GPU that another user of the cluster holds.
+# The time to wait for a GPU that another user of the cluster holds.
 _PATIENCE_SECONDS = 120.0
-# Added to the time limit of a call, because Ray and the transfer of libraries take time too.
+# The time that is added to the limit of a call, because Ray and the transfer of libraries take time
+# too.
 _DELIVERY_SECONDS = 120.0
-# For up to this time, Ray may list a machine that its scheduler has not registered yet, or a
-# machine that has left the cluster.
+# The time for which Ray may list a machine that its scheduler has not registered yet, or a machine
+# that has left the cluster.
 _NEWS_SECONDS = 30.0
 _POLL_SECONDS = 1.0
 _ATTEMPTS = 3
@@ -105,7 +106,7 @@ def connect(address: str, make_runner: Callable[[], Runner]) -> Cluster:
 def version_here() -> str:
     """The version of flashsmith and a hash of its sources, as of the start of this process.
 
-    All machines of a cluster must return the same string.
+    This string must be the same on all machines of a cluster.
     """
     package = Path(flashsmith.__file__).parent
     found = hashlib.sha256()
@@ -168,8 +169,8 @@ def _machines(ray: Any) -> list[dict[str, Any]]:
 
     Raises LaunchError if a machine has another version of flashsmith.
 
-    The list is read again while Ray still lists a machine that has left, or while Ray's scheduler
-    is not yet aware of one that has just joined.
+    The list is requested repeatedly while Ray still lists a machine that has left, or while Ray's
+    scheduler does not know a machine that has just joined.
     """
     patience = time.monotonic() + _NEWS_SECONDS
     while True:
@@ -223,10 +224,10 @@ def _check_versions(ray: Any, nodes: list[dict[str, Any]]) -> str:
 
 
 def _slots(nodes: Iterable[Mapping[str, Any]]) -> tuple[list[_Slot], int]:
-    """The GPUs of all machines, and the number of all cores.
+    """Returns the GPUs of all machines, and the number of cores of all machines together.
 
-    For each GPU, one core is reserved for timing. But no core is reserved if a machine would then
-    have none left for compiling, since compilations would wait forever.
+    For each GPU, one core is reserved for timing. But on a machine that would then have no core
+    left for compiling, no core is reserved, since compilations would wait forever.
     """
     slots, all_cores = list[_Slot](), 0
     for node in nodes:
@@ -269,7 +270,7 @@ class RayExecutor:
 
     Ray transfers libraries to the machine that measures them, unless they are in that machine's
     cache. If an actor has died, the next call starts another actor on the same machine. If the
-    machine is gone, that call is lost too.
+    machine is gone, the next call is lost too.
     """
 
     def __init__(
@@ -342,8 +343,8 @@ class RayExecutor:
             slot = self._slots[call.gpu]
             if slot.actor is None:
                 self._start(slot)
-            # Ray would fetch the object at once if it were passed directly. In a list, it is passed
-            # as a reference, and the actor fetches it when needed.
+            # If the object were passed directly, Ray would fetch it at once. In a list, it is
+            # passed as a reference, and the actor fetches it when it is needed.
             packed = {key: [self._packed[key]] for key in call.libraries if key in self._packed}
             ref = slot.actor.call.remote(
                 call.method, call.arguments, call.seconds, call.fresh, packed
@@ -475,7 +476,7 @@ class _GpuActor:
                 libraries.unpack(key, batch[key])
 
 
-# The compile process of this Ray worker, by its pickled compiler.
+# The compile processes of this Ray worker, keyed by their pickled compilers.
 _compilers: dict[bytes, Worker] = {}
 
 
@@ -487,7 +488,7 @@ def _compile(
     arguments: tuple[Any, ...],
     seconds: float,
 ) -> tuple[WorkerResult, dict[str, bytes]]:
-    """Calls a method of a compiler; returns the result, and the libraries that were built, packed.
+    """Calls a method of a compiler. Returns the result, and the packed libraries that were built.
 
     Raises RuntimeError if this machine has joined with a version of flashsmith that differs from
     the driver's.

@@ -13,11 +13,12 @@ from flashsmith.tuning.trial import Build
 from flashsmith.tuning.worker import WorkerResult
 
 Batch = tuple[Build, ...]
-# The fixed cost of a library (host code, linking) is about the cost of compiling three configs. In
-# a batch of MAX_BATCH configs the fixed cost matters little, and the batch is still one shard.
+# The maximum number of configs in a batch. The fixed cost of a library (host code, linking) is
+# about the cost of compiling three configs. In a batch of MAX_BATCH configs, this cost matters
+# little, and the batch is still a single shard.
 MAX_BATCH = 10
 _MIN_BATCH = 3
-# After this many lost batches in a row, the queue assumes that no machine is left.
+# The number of batches lost in a row after which the queue assumes that no machine is left.
 _LOST_ATTEMPTS = 8
 
 

@@ -1,5 +1,5 @@
-"""A contribution: a file made from a sweep's results, with a list of the results that are still
-missing."""
+"""Writes contributions: files that contain the results of a sweep and a list of the results that
+are still missing."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from flashsmith.tuning.race import RaceState
 from flashsmith.tuning.sweep_problems import default_problems
 from flashsmith.tuning.tune import SweepResult
 
-# A complete table has these head dimensions, each in both dtypes, full and causal.
+# The head dimensions that a complete table has, each in both dtypes, full and causal.
 REQUIRED_HEADS = (64, 128)
 BUDGET = "2h"
 
 
 def contributed_problems() -> list[Problem]:
-    """The problems of a contribution: the benchmarks' problems, and the same problems with packed
-    sequences."""
+    """Returns the problems of a contribution: the problems of the benchmarks, and the same problems
+    with packed sequences."""
     other = (problem for name in ("heads", "packed") for problem in PROBLEM_SETS[name]())
     return list(dict.fromkeys((*default_problems(), *other)))
 

@@ -14,10 +14,10 @@ from flashsmith.tuning.worker import Worker, WorkerResult, wait_for_any
 
 @dataclass(frozen=True, eq=False)
 class WorkerCall:
-    """A call to a method, either of the bench of GPU `gpu`, or of `compiler`, for which any free
-    process is used.
+    """A call to a method: either of the bench of GPU `gpu`, or of `compiler`, which any free
+    process may run.
 
-    seconds: after this time the call counts as hanging.
+    seconds: the time after which the call counts as hanging.
     libraries: the keys of the libraries that the call loads.
     fresh: whether to replace the GPU's measuring process by a new process before the call.
     """
@@ -35,16 +35,16 @@ class Executor(Protocol):
     """Carries out calls: one at a time on each GPU, and any number of compiler calls at once.
 
     Each call has one result. If the call itself causes a failure, the kind of the failure is
-    "crash", "hang" or "error". It is "startup" if the process of the call did not start. It is
-    "lost" if the process or machine disappeared for another reason; the call may then be submitted
-    again.
+    "crash", "hang" or "error". The kind is "startup" if the process of the call did not start. It
+    is "lost" if the process or machine disappeared for a reason other than the call, which may then
+    be submitted again.
     """
 
     def submit(self, call: WorkerCall) -> None:
         """Starts a call."""
 
     def next_result(self, seconds: float) -> tuple[WorkerCall, WorkerResult] | None:
-        """A finished call and its result; None if no call finishes within `seconds`."""
+        """Returns a finished call and its result; None if no call finishes within `seconds`."""
 
     def close(self, calls: Iterable[WorkerCall] | None = None) -> None:
         """Drops the given calls, which then get no result.
@@ -55,8 +55,8 @@ class Executor(Protocol):
 
 @dataclass(frozen=True)
 class WorkerGpu:
-    """A GPU on which an executor measures: its name, and the origin (where and when) that is stored
-    with its figures."""
+    """A GPU on which an executor measures. `origin` says where and when this is done, and is stored
+    with the measured figures."""
 
     name: str
     origin: Mapping[str, Any] = field(default_factory=dict)

@@ -29,15 +29,15 @@ from flashsmith.tuning.race import STEADY_WARMUP_MS, Halving
 from flashsmith.tuning.runner import BuildResult, LibraryGoneError, Runner
 from flashsmith.tuning.trial import Build, is_right
 
-# The first check of a kernel covers this many scores per head, which means a few hundred rows of a
+# The number of scores per head that the first check of a kernel covers: a few hundred rows of a
 # long sequence.
 _QUICK_SCORES = 1 << 20
 _WORKLOADS_KEPT = 16
 
 
 def gpu_runner(device: DeviceSpec, ordinal: int, halving: Halving) -> Runner:
-    """A runner that compiles for `device`, which is GPU `ordinal` of this process, and measures on
-    it."""
+    """Returns a runner that compiles for `device` and measures on it; `device` is GPU `ordinal` of
+    this process."""
     origin = asdict(Environment.collect(ordinal))
     return Runner(
         compiler=NvccCompiler(device),
@@ -55,8 +55,8 @@ def gpu_runner(device: DeviceSpec, ordinal: int, halving: Halving) -> Runner:
 
 
 def first_gpu_runner(halving: Halving) -> Runner:
-    """A runner for the first GPU that is visible to this process; in an actor of a cluster, this is
-    the actor's GPU.
+    """Returns a runner for the first GPU that is visible to this process. In an actor of a cluster,
+    this is the GPU of the actor.
 
     Raises LaunchError or ArgumentError if there is no GPU.
     """
@@ -96,7 +96,7 @@ class NvccCompiler:
         """Does nothing."""
 
     def compile(self, builds: Sequence[Build]) -> list[BuildResult]:
-        """Compiles the builds that are not in the cache; all must have the same semantics.
+        """Compiles those builds that are not in the cache. All builds must have the same semantics.
 
         If a batch fails, its kernels are compiled one by one.
         """

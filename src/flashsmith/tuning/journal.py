@@ -1,4 +1,5 @@
-"""Journal: the results of a sweep so far; each is written to disk before the sweep continues."""
+"""Journal: the file with the results of a sweep so far; each result is on disk before the sweep
+continues."""
 
 from __future__ import annotations
 
@@ -16,17 +17,18 @@ from flashsmith.safe_json import UnusableTextError, parse_json
 from flashsmith.tuning.trial import Record
 
 FORMAT = 2
-# Formats that can no longer be read, because the same field names had other meanings in them.
+# Formats that can no longer be read, because field names had other meanings in them.
 _OLDER_FORMATS = (1,)
 
 
 class Journal:
     """A file to which records are appended, one per line. They are on disk when `add` returns.
 
-    Each line names the environment for which it is valid; `part` has the records for one
-    environment. Records for other environments or other CUDA sources are ignored; `foreign` counts
-    them. Lines that cannot be read are ignored; `damaged` counts them. A last line that was cut off
-    is removed. Only one process can write to a journal at a time.
+    Each line names the environment for which it is valid; `part` returns the records for one
+    environment. Records for other environments or other CUDA sources are ignored, and so are lines
+    that cannot be read. `foreign` is the number of such records, and `damaged` the number of such
+    lines. A last line that was cut off is removed. Only one process can write to a journal at a
+    time.
 
     Raises ArgumentError if the file cannot be written, if another sweep is writing to it, or if an
     older version wrote it.

@@ -1,8 +1,8 @@
 """A race: finds the fastest of many kernels for a problem by successive halving.
 
-follow() computes the state of a race, and the next measurements, from the known trials.
-It has no state of its own: the same trials give the same result, in any order. Therefore, if a
-kernel is found to be wrong late, the kernels that it had displaced come back automatically.
+follow() computes the state of a race, and the next measurements, from the known trials. It keeps no
+state: the same trials, in any order, give the same result. Therefore, if a kernel is found to be
+wrong late in the race, the kernels that it had displaced come back automatically.
 """
 
 from __future__ import annotations
@@ -28,16 +28,17 @@ from flashsmith.tuning.trial import (
     rung_stage,
 )
 
-# If a final fails, each of its kernels is timed alone, and then the final is tried once more.
+# The maximum number of attempts at a final. If the first one fails, each of its kernels is timed
+# alone before the second.
 FINAL_ATTEMPTS = 2
-# A final has at least this many launches per kernel; fewer would rank kernels no better than the
-# rungs do.
+# The minimum number of launches per kernel in a final; with fewer, it would rank kernels no better
+# than the rungs do.
 MIN_FINAL_LAUNCHES = 3
-#: How long the GPU warms up before steady timing, in milliseconds. Under load, its clock settles at
-#: the power limit.
+#: The time for which the GPU warms up before steady timing, in milliseconds. Under load, its clock
+#: settles at the power limit.
 STEADY_WARMUP_MS = 100.0
-# These constants are used to estimate the remaining time. _OTHER_LAUNCHES of a kernel are those for
-# checking it, for loading it, and for estimating its time.
+# Constants with which the remaining time is estimated. _OTHER_LAUNCHES is the number of launches
+# with which a kernel is checked and loaded and its time is estimated.
 _NOMINAL_FLOP_PER_MS = 3e11
 _OTHER_LAUNCHES = 3
 _OVERHEAD_MS = 10.0
@@ -52,7 +53,7 @@ class Rung:
     `ms` milliseconds in total.
 
     So short kernels are launched more often. They need this, because the noise of a launch does not
-    depend on its length and is a larger share of a short time.
+    depend on the length of the launch, and is therefore a larger share of a short time.
 
     margin: a kernel stays, whatever its rank, if its time exceeds the best time by at most this
         share.
@@ -72,15 +73,16 @@ class Halving:
 
     Each rung keeps 1/eta of the active kernels, but at least `finalists` of them, and also all
     kernels within the rung's margin. Then the final times the incumbents and at most `finalists`
-    kernels that are within the margin of the last rung. These kernels are interleaved; each is
-    launched for `final_ms` and at least `final_least` times. For a long problem, only the kernels
-    are tried that would survive the first rung of its reference problem with the margin
-    `entry_margin`. A refinement tries the neighbours of the `leaders` best kernels. If some kernels
-    are not deterministic, the deterministic ones are also ranked separately, since the table needs
-    the best kernel and the best deterministic kernel.
+    kernels that are within the margin of the last rung. The launches of these kernels are
+    interleaved; each kernel is launched for `final_ms` and at least `final_least` times. A long
+    problem has a reference problem: only those kernels are tried on the long problem that would
+    survive the first rung of the reference problem with the margin `entry_margin`. A refinement
+    tries the neighbours of the `leaders` best kernels. If some kernels are not deterministic, the
+    deterministic ones are also ranked separately, since the table needs the best kernel and the
+    best deterministic kernel.
 
-    The margins are several times the noise of these few launches, so that noise does not eliminate
-    the best kernel.
+    The margins are several times as large as the noise of these few launches, so that noise does
+    not eliminate the best kernel.
     """
 
     rungs: tuple[Rung, ...] = (Rung(1, 5.0, 0.15), Rung(3, 40.0, 0.06, True))
@@ -99,8 +101,8 @@ class Halving:
             )
 
     def of_few(self) -> Halving:
-        """The rules for a race between a few kernels of about the same speed. It has only one rung,
-        because the final decides."""
+        """Returns these rules for a race between a few kernels of about the same speed. Such a race
+        has only one rung, because the final decides."""
         return replace(self, rungs=self.rungs[:1])
 
     def survivors(self, times: Mapping[str, float], margin: float) -> list[str]:
@@ -140,9 +142,10 @@ class Race:
     """A problem, and the kernels that compete for it.
 
     builds: the kernels at the beginning.
-    reference: the race for a shorter problem. Kernels that were far behind in the first rung of
-        that race do not take part in this one.
-    refinements: how often, after all rungs, neighbours of the best kernels join and run the rungs.
+    reference: the race for a shorter problem. Kernels that are far behind in its first rung do not
+        take part in this race.
+    refinements: the number of times that, after all rungs, neighbours of the best kernels join and
+        run the rungs.
     incumbents: the builds that the race may replace. They are in the final even if they were slow
         in the rungs.
     """
@@ -160,9 +163,9 @@ class Race:
 
 @dataclass(frozen=True)
 class Task:
-    """A task of the bench: check a kernel quickly or thoroughly, time it in a rung or alone, or
-    time all finalists interleaved. Kernels are launched at least `least` times and for at least
-    `ms` milliseconds each."""
+    """A task for the bench: to check a kernel quickly or thoroughly, to time a kernel in a rung or
+    alone, or to time all finalists interleaved. Kernels are launched at least `least` times and for
+    at least `ms` milliseconds each."""
 
     stage: str
     problem: Problem
@@ -178,8 +181,8 @@ class RaceState:
 
     joined: the trials of all kernels that have joined the race, by short form.
     active: the trials of the kernels that may still win.
-    dropped: for each other trial, the reason that the race dropped it; a failed kernel's trial has
-        its own reason.
+    dropped: for each kernel that the race dropped, its status and the reason. The trial of a kernel
+        that failed has its own reason.
     rung: the current rung, counted from 0; the number of rungs if all are complete.
     pending: the trials of the kernels that must still be checked or timed to complete the rung, in
         order.
@@ -211,7 +214,7 @@ class RaceState:
         return self.race.problem
 
     def is_incumbent(self, trial: Trial) -> bool:
-        """Whether the trial's kernel is one of the race's incumbents."""
+        """Whether the kernel of the trial is one of the incumbents of the race."""
         return trial.build in self.race.incumbents
 
     @cached_property
@@ -226,8 +229,8 @@ class RaceState:
 
     @cached_property
     def survived(self) -> list[Trial]:
-        """The trials of the kernels that did not fail: the ones that may still win, and slower
-        ones."""
+        """The trials of the kernels that did not fail: those that may still win, and those that
+        were slower."""
         out = {name for name, (status, _) in self.dropped.items() if status == "not reached"}
         return [t for name, t in self.joined.items() if t.active and name not in out]
 
@@ -258,7 +261,7 @@ class RaceState:
     # ---- the next task ----
 
     def search_task(self, ready: Container[Build]) -> Task | None:
-        """The search's next task for a kernel in `ready`; None if there is none.
+        """Returns the next task of the search for a kernel in `ready`; None if there is none.
 
         A kernel's results are checked before it is timed. A rung begins when the one before it is
         complete, and ends when all active kernels have been timed.
@@ -270,8 +273,8 @@ class RaceState:
         return None
 
     def final_task(self, ready: Container[Build], seconds: float) -> Task | None:
-        """The next task of the final; None if the final is over, or if the task would take more
-        than `seconds`.
+        """Returns the next task of the final; None if the final is over, or if the task would take
+        more than `seconds`.
 
         Each finalist is checked thoroughly first.
         """
@@ -338,7 +341,7 @@ class RaceState:
 
         The times of the last stage (the final or, if there was none, the last complete rung) are as
         measured. Times of earlier rungs are scaled by the ratio of the best kernel's times in the
-        two stages, since the GPU's clock was different.
+        two stages, since the clock of the GPU was different in them.
         """
         decisive = FINAL if self.decided else self.last_stage
         times = _times(self.trials.values() if self.decided else self.active, decisive)
@@ -357,7 +360,7 @@ class RaceState:
         return sorted(found, key=lambda trial: (trial.ms, trial.name))
 
     def tflops(self, trial: Trial) -> float:
-        """TFLOP/s of a trial that has a time."""
+        """The TFLOP/s of a trial that has a time."""
         return self.problem.attn_flop() / trial.ms / 1e9
 
 
@@ -372,8 +375,8 @@ def follow(
     """Computes the state of a race from the known trials.
 
     reference: the state of the race for the reference problem, if there is one.
-    early: whether kernels enter before the reference's first rung is complete; they then enter in
-        the order of the reference's times so far, fastest first.
+    early: whether kernels enter before the first rung of the reference is complete. They then enter
+        in the order of their times in the reference so far, fastest first.
     closed: whether the search ends early; kernels that were never timed are then dropped.
     """
     course = _Course(race, known, closed)
@@ -400,8 +403,8 @@ def follow(
 
 
 class _Course:
-    """The progress of follow() from rung to rung: the kernels that ``joined``, those that are still
-    ``active``, and why the others were ``dropped``."""
+    """The progress of follow() from rung to rung: the kernels that ``joined``, the kernels that are
+    still ``active``, and the reasons for which the other kernels were ``dropped``."""
 
     def __init__(self, race: Race, known: Trials, closed: bool) -> None:
         self.race, self.known, self.closed = race, known, closed

@@ -1,4 +1,5 @@
-"""The results of a sweep: one row per kernel, the winners, and the files that contain them."""
+"""The results of a sweep: one row per kernel, the winners, and the files that contain rows and
+winners."""
 
 from __future__ import annotations
 
@@ -28,7 +29,7 @@ _VERDICTS: dict[str, Verdict] = {
     "hang": "error",
     "error": "error",
 }
-# The statuses of kernels that are themselves at fault.
+# The statuses of kernels that caused their failure themselves.
 _WRONG = ("wrong", "crash", "hang")
 _SHOWN = 3
 
@@ -51,11 +52,11 @@ def ranking_rows(states: Iterable[RaceState], runner: Runner) -> list[Measuremen
 
 
 def winners(state: RaceState, runner: Runner) -> list[RankedConfig]:
-    """A race's ranking, as an entry for the table of winners.
+    """Returns the ranking of a race, as an entry for the table of winners.
 
     The date of the figures is that of the final or, if there was no final, of the last timing.
 
-    Kernels that were checked thoroughly rank before all others.
+    Kernels that were checked thoroughly are ranked before all other kernels.
     """
     proven = [trial for trial in state.ranked if trial.proof is not None]
     best_checked = min((trial.ms for trial in proven if trial.checked), default=0.0)

@@ -20,7 +20,7 @@ from flashsmith.tuning.trial import COMPILE, Build, Record
 
 @dataclass(frozen=True)
 class BuildResult:
-    """The result of a build: the kernel's facts and its library's key, or an error."""
+    """The result of a build: the facts about the kernel and the key of its library, or an error."""
 
     facts: KernelFacts | None = None
     library: str = ""
@@ -105,11 +105,12 @@ class Libraries(Protocol):
 
 @dataclass(frozen=True)
 class Runner:
-    """All that is needed to compile kernels for one device and to measure on that device.
+    """Everything that is needed to compile kernels for one device and to measure them on this
+    device.
 
     environment: everything on which measured times depend, by name; the records of a journal are
         valid only for the same environment.
-    origin: what rows store about the environment.
+    origin: the facts about the environment that rows store.
     process_environment: the environment variables of the measuring process; if None, those of this
         process.
     libraries: transfers compiled libraries between machines; None if all machines share a cache.

@@ -32,13 +32,13 @@ from flashsmith.operations import DEFAULT
 # families.
 ALL_FAMILIES = "both"
 _FEW = 8
-# The key for the configs that the shipped tables have for a problem. These configs may be slower
-# than the best config by at most the first number, as a fraction, and at most the second number of
-# them are used.
+# The key for the configs that the shipped tables have for a problem. A config is used if it is
+# slower than the best config by at most the fraction _KNOWN_MARGIN; at most _MOST_KNOWN configs are
+# used.
 KNOWN = "known"
 _KNOWN_MARGIN, _MOST_KNOWN = 0.03, 4
-# Split-KV variants are added for this many configs of each family: up to three for each config,
-# with different numbers of splits.
+# The number of configs of each family for which split-KV variants are added: up to three variants
+# for each config, with different numbers of splits.
 _MOST_IN_PARTS = 4
 # The keys of sets that exist for every dtype and head dimension; 'B_r,B_c' selects configs from
 # tune.
@@ -70,8 +70,8 @@ def default_space(device: DeviceSpec) -> str:
 
 
 def _searched(device: DeviceSpec) -> list[Family]:
-    """The families whose spaces are searched on a device, sorted from the newest GPUs' families to
-    the oldest."""
+    """Returns the families whose spaces are searched on a device. Families for the newest GPUs come
+    first."""
     known = [family for family in by_preference() if family.space_key]
     found = [family for family in known if family.runs_on(device)]
     if not found:
@@ -102,9 +102,9 @@ def search_space(
     Spaces always have the dtype and head dimension of the problem. If there are so few tiles that
     SMs would be idle, the space of a family also has some configs with split KV. For a problem with
     canonical bits, each config is replaced by its counterpart that computes in the canonical order.
-    For a problem whose cache has scales, every space consists of the configs that give the bits of
-    those that attention_with_cache() uses for a cache in q's dtype; they differ in stages and in
-    other knobs without influence on the order of operations.
+    For a problem whose cache has scales, every space consists of the configs that give the same
+    bits as the config that attention_with_cache() uses for a cache in q's dtype. These configs
+    differ in stages and in other knobs that have no influence on the order of operations.
 
     Raises:
         SelectionError: the key is unknown, selects nothing, or selects no config with the problem's
@@ -131,8 +131,8 @@ def search_space(
 
 
 def _over_cache(problem: Problem, device: DeviceSpec) -> list[KernelConfig]:
-    """The configs for a cache with scales that give the same bits as the configs of a plain
-    cache."""
+    """Returns the configs for a cache with scales that give the same bits as the chosen config for
+    a plain cache."""
     found: dict[KernelConfig, None] = {}
     for alike in (without_batch(problem), for_free_split(problem)):
         chosen = gather(alike, device, _shipped()).expected[0].config
@@ -191,9 +191,9 @@ def shipped_choices(problem: Problem, device: DeviceSpec) -> list[KernelConfig]:
     """The configs that attention() uses for `problem` on `device` when the user has no table of
     winners.
 
-    The first is the winner in the shipped table of this GPU or of the nearest GPU with a table, or
-    else the cost model's choice. If another config is used under deterministic=True, it is the
-    second. The result is empty if no kernel serves the problem on the device.
+    The first config is the winner in the shipped table of this GPU or of the nearest GPU with a
+    table, or else the choice of the cost model. If deterministic=True uses another config, this is
+    the second one. The result is empty if no kernel serves the problem on the device.
     """
     try:
         choice = choose(problem, device, table=_shipped())
@@ -204,7 +204,7 @@ def shipped_choices(problem: Problem, device: DeviceSpec) -> list[KernelConfig]:
 
 
 def _known(problem: Problem, device: DeviceSpec) -> list[KernelConfig]:
-    """The configs that are about as fast as the best one.
+    """Returns the configs that are about as fast as the best one.
 
     Their times come from the nearest entry of the shipped tables for a similar GPU, or else from
     the cost model. Deterministic kernels are also ranked separately.
@@ -225,7 +225,7 @@ def _known(problem: Problem, device: DeviceSpec) -> list[KernelConfig]:
 
 
 def _few(family: Family, problem: Problem, device: DeviceSpec) -> list[KernelConfig]:
-    """A few configs of a family, enough to compare it with another family."""
+    """Returns a few configs of a family, which are enough to compare it with another family."""
     d_head, masked = d_head_for(problem), _masked(problem)
     sound = [
         cfg

@@ -31,20 +31,20 @@ from flashsmith.tuning.trial import (
 )
 from flashsmith.tuning.worker import Failure, WorkerResult
 
-# The search may use this share of the budget. The rest is for the finals, whose times are entered
-# in the table.
+# The share of the budget that the search may use. The rest is for the finals, whose times are
+# entered in the table.
 _SEARCH_SHARE = 0.75
-# A GPU makes this many measurements on one problem before it switches to another, since tensors may
-# have to be made again after a switch.
+# The number of measurements that a GPU makes on one problem before it switches to another one,
+# since the tensors may have to be made again after a switch.
 _IN_A_ROW = 32
-# A GPU is no longer used after its measuring process has failed to start this many times in a
-# row, since no kernel can be to blame for that.
+# The number of times in a row that the measuring process of a GPU may fail to start. Then the GPU
+# is no longer used, since no kernel can be the cause.
 _STARTUP_ATTEMPTS = 3
-# A kernel that computes fewer FLOP per second counts as hanging.
+# The FLOP per second below which a kernel counts as hanging.
 _SLOWEST_FLOP_PER_SECOND = 1e12
 _REFRESH_SECONDS = 0.25
-# A process loads at most this many libraries, because each is linked with its own CUDA runtime, and
-# a process can hold only a limited number of CUDA runtimes.
+# The maximum number of libraries that a process loads. Each library is linked with its own CUDA
+# runtime, and a process can hold only a limited number of CUDA runtimes.
 MAX_LIBRARIES = 300
 
 
@@ -71,7 +71,7 @@ class Settings:
 
 @dataclass
 class _GpuInUse:
-    """A GPU in use: its current call, with the call's purpose and start time.
+    """A GPU in use: its current call, with the purpose and the start time of the call.
 
     It also has the libraries that the GPU's measuring process has loaded, and how often in a row
     this process failed to start.
@@ -89,7 +89,7 @@ class _GpuInUse:
 class Sweep:
     """Runs races on GPUs of one kind.
 
-    It continues from the records in the journal until everything is measured or the budget is
+    A run continues from the records in the journal until everything is measured or the budget is
     spent.
 
     `trials` has all results: the records of the journal, and the records that this run adds. The
@@ -137,8 +137,8 @@ class Sweep:
         self._libraries: dict[Build, str] = {}
         self._recompiled: set[Build] = set()
         self._prepared: set[Problem] = set()
-        # Caches: each race's state with the inputs from which it was computed, and the states at
-        # the last call to _look().
+        # Caches: the state of each race with the inputs from which the state was computed, and the
+        # states at the last call to _look().
         self._states: dict[Problem, tuple[RaceState, tuple[object, ...]]] = {}
         self._seen: dict[Problem, RaceState] = {}
 
@@ -263,7 +263,7 @@ class Sweep:
         self._compiling.add(new)
 
     def _next_of_search(self, bench: _GpuInUse) -> Task | None:
-        """The next task of a search for a GPU, or None.
+        """Returns the next task of a search for a GPU, or None.
 
         With a budget, every problem gets an equal share of it. Problems with fewer measurements
         come first, and problems that have used up their share come last. Without a budget, problems
@@ -292,8 +292,8 @@ class Sweep:
             return states
         share = time * len(self._benches) / max(1, len(self.races))
         waiting = [state.problem for state in states if state.waiting]
-        # The problems that wait for their references begin as late as possible while each of them
-        # can still use its share of the budget.
+        # The problems that wait for their references begin as late as possible, but early enough
+        # for each of them to use its share of the budget.
         needed = share * len(waiting) / len(self._benches)
         if waiting and self._clock() >= self._began + time - needed:
             self._early.update(waiting)

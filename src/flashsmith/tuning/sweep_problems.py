@@ -12,8 +12,8 @@ from flashsmith.families import DeviceSpec, DType, Problem
 from flashsmith.printable import quoted
 from flashsmith.safe_json import UnusableTextError, read_text
 
-# The lengths that are tuned, by head dimension. A problem of any other length uses the winner for
-# the nearest length.
+# The lengths that are tuned, for each head dimension. A problem of any other length uses the winner
+# for the nearest length.
 _LENGTHS = {128: SEQ_LENS, **dict.fromkeys((64, 96, 256), (512, 1024, 4096, 16384))}
 # A reference problem has at least this length, and at least 8 tiles of 128 rows for each SM.
 _REFERENCE_LENGTH = 2048

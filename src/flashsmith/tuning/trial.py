@@ -33,11 +33,11 @@ COMPILE, PREPARE, PROVE, CHECK, ALONE, FINAL = (
     "compile", "prepare", "prove", "check", "alone", "final",
 )  # fmt: skip
 _STAGES = rf"{COMPILE}|{PREPARE}|{PROVE}|{CHECK}|rung \d+|{ALONE}|{FINAL}"
-# The name of the field that has a record's result, by stage; for all stages that are not listed it
-# is "samples".
+# For each stage, the name of the field of a record that has the result. For stages that are not
+# listed, it is "samples".
 _PARTS = {COMPILE: "facts", PREPARE: "failure", PROVE: "proof", CHECK: "proof"}
-# The most bytes per thread that ptxas may spill, as the sum of stores and loads. A few spills
-# outside the main loop do not matter.
+# The maximum number of bytes per thread that ptxas may spill, as the sum of stores and loads. A few
+# spills outside the main loop do not matter.
 DEFAULT_MAX_SPILL = 256
 
 
@@ -48,7 +48,8 @@ def rung_stage(number: int) -> str:
 
 @dataclass(frozen=True, order=True)
 class Build:
-    """A kernel to compile. It serves all problems that need these semantics."""
+    """A kernel to compile: a config and semantics. The kernel serves all problems that need these
+    semantics."""
 
     config: KernelConfig
     semantics: Semantics
@@ -322,8 +323,8 @@ class Trials:
 
 
 def cull_unbuilt(cfg: KernelConfig, device: DeviceSpec) -> str | None:
-    """Why a config is not compiled (it is illegal on the device, or its CTA does not fit on an SM);
-    None if it may be compiled."""
+    """Returns the reason why a config is not compiled: it is illegal on the device, or its CTA does
+    not fit on an SM. None if the config may be compiled."""
     broken = broken_rules(cfg, device)
     if broken:
         return "illegal: " + "; ".join(rule.message for rule in broken)
@@ -335,7 +336,7 @@ def cull_unbuilt(cfg: KernelConfig, device: DeviceSpec) -> str | None:
 def cull_compiled(
     cfg: KernelConfig, facts: KernelFacts, device: DeviceSpec, max_spill: int
 ) -> str | None:
-    """Why a compiled kernel is not run; None if it may run.
+    """Returns the reason why a compiled kernel is not run; None if it may run.
 
     Some families allow no spills, because in their kernels every spill costs time.
     """

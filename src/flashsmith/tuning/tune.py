@@ -1,5 +1,5 @@
-"""tune(): a whole sweep, from the problems to the table of winners; and the two modes that need no
-GPU."""
+"""Runs whole sweeps, from the problems to the table of winners, with tune(); and has the functions
+for the two modes that need no GPU."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ def make_race(
     refinements: int = 0,
     incumbents: Sequence[KernelConfig] = (),
 ) -> Race:
-    """The race for a problem between the configs of a space (see search_space) and the
+    """Makes the race for a problem between the configs of a space (see search_space) and the
     ``incumbents``, which are always in the final.
 
     Raises the errors of ``search_space``.
@@ -156,9 +156,9 @@ def plan_races(
 
 
 def check_gpu(ordinal: int) -> DeviceSpec:
-    """The GPU on which to measure.
+    """Returns the GPU with this ordinal, on which to measure.
 
-    Raises LaunchError if there is no GPU, ArgumentError if none has this ordinal.
+    Raises LaunchError if there is no GPU, and ArgumentError if no GPU has this ordinal.
     """
     if gpu_count() == 0:
         raise LaunchError(
@@ -182,8 +182,8 @@ def tune(
     winners.json after each problem, ranking.csv and ranking.json at the end. Winners of finals are
     also merged into `table`, which by default is the user's table.
 
-    If `out` has results of an earlier run with the same GPU, driver and sources, they are used,
-    unless `fresh`. Ctrl-C ends the sweep early; the results so far are still written.
+    If `out` has results of an earlier run with the same GPU, driver and sources, these are used
+    unless `fresh` is set. Ctrl-C ends the sweep early; the results so far are still written.
 
     Raises ArgumentError if `out` cannot be written, TableError if a table cannot be written,
     LaunchError if the GPU is lost for good, CompileError if nothing can be compiled.
@@ -257,8 +257,8 @@ def tune_fleets(
 class _Winners:
     """Enters races into two tables: the sweep's table, and the table at ``path``.
 
-    In the table at ``path``, they are merged with the existing entries and with the shipped table's
-    entries.
+    In the table at ``path``, the races are merged with the existing entries and with those of the
+    shipped table.
     """
 
     def __init__(self, own: Path, path: Path, shipped: WinnersTable | None) -> None:
@@ -305,8 +305,8 @@ def _report_done(
     runner: Runner, winners: _Winners, progress: SweepProgress, several: bool, state: RaceState
 ) -> None:
     """Records and reports a finished race; ``several`` is whether to name the race's GPU."""
-    # If writing to a table fails, it is tried again at the end; no result is lost, because the
-    # journal has all of them.
+    # If writing to a table fails, it is tried again at the end. No result is lost, because the
+    # journal has all results.
     for failure in winners.record(state, runner):
         progress.say(str(failure))
     which = f"{runner.device.name}, " if several else ""

@@ -1,5 +1,5 @@
 """Worker: runs calls in another process, which may crash or hang without consequences for this
-one."""
+process."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ from types import FrameType
 from typing import Any, Literal
 
 FailureKind = Literal["crash", "hang", "error", "startup", "lost"]
-# How long a process may take to start: enough to create a CUDA context, and to import PyTorch from
-# a disk whose cache is cold.
+# The time that a process may take to start: enough to create a CUDA context, and to import PyTorch
+# from a disk whose cache is cold.
 STARTUP_SECONDS = 300.0
 _GRACE_SECONDS = 5.0
 _DEATH_SECONDS = 60.0
@@ -44,8 +44,9 @@ serve({descriptor}, {parent}, {gentle})
 
 @dataclass(frozen=True)
 class Failure:
-    """Why a call has no value: the process died ("crash"), took too long ("hang"), raised an
-    exception ("error"), did not start ("startup"), or disappeared for another reason ("lost").
+    """The reason why a call has no value: the process died ("crash"), took too long ("hang"),
+    raised an exception ("error"), did not start ("startup"), or disappeared for another reason
+    ("lost").
 
     raised: the class name of the exception; '' if there was none.
     """
@@ -117,7 +118,8 @@ class Worker:
             self._send()
 
     def outcome(self) -> WorkerResult | None:
-        """The result of the request; None while it is in progress. Does not wait."""
+        """Returns the result of the request; None while the request is in progress. Does not
+        wait."""
         if self._connection is None or self._deadline is None:
             return None
         try:
@@ -194,7 +196,7 @@ class Worker:
             self._connection.send((method, arguments))
 
     def _last_words(self) -> str:
-        """How the process ended, and the end of its output."""
+        """Returns a string that says how the process ended, with the end of its output."""
         if self._process is None:
             return "the process is gone"
         try:

@@ -11,14 +11,14 @@ from flashsmith.families.tile_work import TileWork
 
 
 class Estimate(NamedTuple):
-    """The expected time of a call, and how its main kernel is launched.
+    """The expected time of a call, and the CTAs of its main launch.
 
     ms: the time of all launches.
     ctas: the number of CTAs.
     resident: how many CTAs an SM holds.
     waves: ctas divided by the number of CTAs that all SMs together hold.
-    rows: rows in the tile of a CTA.
-    heads: how many heads of q these rows belong to.
+    rows: the number of rows in the tile of a CTA.
+    heads: the number of heads of q to which these rows belong.
     """
 
     ms: float
@@ -37,12 +37,12 @@ def estimate(
     registers: int | None = None,
     spill_bytes: int | None = None,
 ) -> Estimate:
-    """Estimates the time of a config on a problem.
+    """Returns an estimate of the time that a config's kernels take on a problem.
 
     Args:
         cfg: a config of a family that has a cost model.
-        registers, spill_bytes: per thread, from the compiler's report; if None, they are estimated
-            as well.
+        registers, spill_bytes: the registers and spilled bytes per thread in the compiler's report;
+            None means that they are estimated as well.
 
     Raises:
         ArgumentError: the family of the config has no cost model.

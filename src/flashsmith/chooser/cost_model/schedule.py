@@ -1,8 +1,8 @@
-"""The time of a whole problem from the time of one tile: how many CTAs there are, how long each
-takes, and which of them end last.
+"""Computes the time of a whole problem from the time of one tile, by the number of CTAs, the time
+that each CTA takes, and the CTAs that end last.
 
 CTAs start in order. A wave is the number of CTAs that all SMs together hold. If all CTAs take the
-same time, a last wave of few CTAs takes about as long as a full one; it is faster only because
+same time, a last wave of few CTAs takes about as long as a full wave; it is faster only because
 fewer CTAs share an SM. With a causal mask, the CTAs of a head take different times. The longest CTA
 starts first, so that shorter ones fill the gaps. At the end, only the longest CTA of the last head
 is still running. If the longest CTAs of all heads start first, a few short CTAs are still running
@@ -18,17 +18,17 @@ from flashsmith.families import Problem
 from flashsmith.families.split_keys import tiles_to_split
 from flashsmith.families.tile_work import TileWork
 
-# How long some SMs have no work at the end if the longest tiles start first, in multiples of the
-# time of the shortest tile.
+# The time at the end for which some SMs have no work if the longest tiles start first, in multiples
+# of the time of the shortest tile.
 _TAIL = 3.0
 
 
 class CtaSchedule(NamedTuple):
-    """How the CTAs of a launch share the SMs.
+    """Describes how the CTAs of a launch share the SMs.
 
     ctas: the number of CTAs.
     waves: ctas divided by the number of CTAs that all SMs together hold.
-    cycles: from the start of the first CTA to the end of the last.
+    cycles: the number of cycles from the start of the first CTA to the end of the last.
     """
 
     ctas: int
@@ -37,7 +37,8 @@ class CtaSchedule(NamedTuple):
 
 
 def schedule(work: TileWork, problem: Problem, sm_count: int) -> CtaSchedule:
-    """The schedule of a problem's CTAs on ``sm_count`` SMs; cycles is 0 if there are no CTAs."""
+    """Returns the schedule of a problem's CTAs on ``sm_count`` SMs, in which cycles is 0 if there
+    are no CTAs."""
     if work.of_keys:
         return _schedule_of_keys(work, problem, sm_count)
     group, tokens = work.group(problem), work.tokens(problem)
@@ -57,8 +58,8 @@ def schedule(work: TileWork, problem: Problem, sm_count: int) -> CtaSchedule:
             shares = mean / work.parts, -(-longest // work.parts)
             cycles = _uneven_cycles(part, *shares, ctas * work.parts, blocks * work.parts, sm_count)
         else:
-            # Splitting would affect only the last and shortest tiles, so its gain is smaller than
-            # the error of the model.
+            # Splitting keys would affect only the last and shortest tiles, so its gain is smaller
+            # than the error of the model.
             cycles = _uneven_cycles(work, mean, longest, ctas, blocks, sm_count)
     else:
         if problem.window is not None:
@@ -72,8 +73,8 @@ def schedule(work: TileWork, problem: Problem, sm_count: int) -> CtaSchedule:
 
 
 def _schedule_of_keys(work: TileWork, problem: Problem, sm_count: int) -> CtaSchedule:
-    """The schedule of CTAs that each keep one block of keys and loop over a head group's
-    queries."""
+    """Returns the schedule of CTAs that each keep one block of keys and loop over the queries of a
+    group of heads."""
     blocks = -(-problem.seq_k // work.rows)
     ctas = problem.batch * problem.heads_k * blocks
     if ctas == 0 or problem.seq_q == 0:
@@ -92,10 +93,10 @@ def _schedule_of_keys(work: TileWork, problem: Problem, sm_count: int) -> CtaSch
 
 
 def _causal_steps_of_keys(work: TileWork, problem: Problem, blocks: int, longest: int) -> float:
-    """The number of steps that one head's blocks of keys take together.
+    """The number of steps that all blocks of keys of one head take together.
 
-    The number of queries that see the last block equals the number of its keys. Each earlier block
-    is visible to one more block of queries than the block after it, up to all queries. Rounding up
+    As many queries see the last block as it has keys. Each earlier block is visible to one more
+    block of queries than the block after it, until a block is visible to all queries. Rounding up
     to whole steps adds about half a step per block.
     """
     growing = min(blocks, problem.seq_q // work.rows)
@@ -105,7 +106,7 @@ def _causal_steps_of_keys(work: TileWork, problem: Problem, blocks: int, longest
 
 
 def _steps_of_window(rows: int, keys: int, left: int) -> int:
-    """The number of steps of a CTA whose rows each see `left` keys before their own position."""
+    """The number of steps of a CTA in which each row sees `left` keys before its own position."""
     return -(-(left + rows) // keys) + 1
 
 
@@ -120,7 +121,9 @@ def _even_cycles(work: TileWork, steps: int, ctas: int, sm_count: int) -> float:
 def _uneven_cycles(
     work: TileWork, mean: float, longest: int, ctas: int, blocks: int, sm_count: int
 ) -> float:
-    """``mean`` and ``longest`` are steps of a CTA; ``blocks`` is the number of CTAs of one head."""
+    """Returns the cycles of a launch whose CTAs take different times. ``mean`` and ``longest`` are
+    the mean and the maximum number of steps of a CTA; ``blocks`` is the number of CTAs of one
+    head."""
     side_by_side = min(work.resident, -(-ctas // sm_count))
     one = work.cta_cycles + mean * work.step_cycles[side_by_side]
     few = min(side_by_side, -(-blocks // sm_count))
@@ -133,7 +136,8 @@ def _uneven_cycles(
 
 
 def _causal_steps(rows: int, keys: int, problem: Problem, blocks: int) -> float:
-    """The number of steps that one head's blocks of queries, of `rows` rows each, take together.
+    """The number of steps that all blocks of queries of one head, of `rows` rows each, take
+    together.
 
     Block i sees (i + 1) * rows + seq_k - seq_q keys (none if this is negative); the last block sees
     all keys. Rounding up to whole steps adds the average remainder of an arithmetic sequence to

@@ -19,8 +19,8 @@ from flashsmith.families.split_keys import split_keys_knob
 from flashsmith.semantics.dtype import DType
 
 K_TILE_COLUMNS = 8
-# The maximum number of K-tiles of a streamed operand that fit in registers; with d_head 256, an
-# operand has more K-tiles.
+# The maximum number of K-tiles of a streamed operand that one step loads, because more would not
+# fit in registers. At d_head 256, an operand has more K-tiles.
 MAX_LOAD_COUNT = 16
 LOAD_COUNTS = (0, 2, 4, 8, MAX_LOAD_COUNT)
 LOAD_FIELDS = ("Q_mma_load_K_tiles", "K_mma_load_K_tiles", "V_mma_load_K_tiles")
@@ -218,7 +218,7 @@ class FlashForwardKernelConfig(ForwardConfig):
 
     @property
     def load_counts(self) -> tuple[int, int, int]:
-        """How many K-tiles of Q, of K and of V are fetched per step."""
+        """The numbers of K-tiles of Q, of K and of V that are loaded per step."""
         return (self.Q_mma_load_K_tiles, self.K_mma_load_K_tiles, self.V_mma_load_K_tiles)
 
     @property
@@ -228,18 +228,18 @@ class FlashForwardKernelConfig(ForwardConfig):
 
     @property
     def rows_per_warp(self) -> int:
-        """How many rows of Q a warp owns."""
+        """The number of rows of Q that one warp computes."""
         return self.B_r // self.n_warps
 
     @property
     def kv_tiles(self) -> int:
-        """The number of K tiles in shared memory at the same time; there are equally many V
-        tiles."""
+        """The number of K tiles that are in shared memory at the same time, which is also the
+        number of V tiles."""
         return self.kv_stages or 1
 
     def smem_bytes(self, elem_size: int = 2) -> int:
-        """Bytes of dynamic shared memory of a CTA: a Q tile, which O later overwrites, and K and V
-        tiles.
+        """The bytes of a CTA's dynamic shared memory, which holds a Q tile (later overwritten by O)
+        and the K and V tiles.
 
         In a canonical config, shared memory also holds the rows' state over the finished chunks.
         """
@@ -249,7 +249,7 @@ class FlashForwardKernelConfig(ForwardConfig):
         return tiles + (self.B_r * (self.d_head_v + 8) * 4 if self.canonical else 0)
 
     def fills_tiles(self, seq_q: int, seq_k: int, d: int) -> bool:
-        """Whether tiles divide these sizes, so that a kernel without bounds checks can compute
-        them."""
+        """Whether these sizes consist of whole tiles, so that a kernel without bounds checks can
+        compute the problem."""
         whole = seq_q % self.B_r == 0 and seq_k % self.B_c == 0
         return whole and d == self.d_head and seq_k > 0

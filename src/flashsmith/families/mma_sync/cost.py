@@ -2,9 +2,9 @@
 
 In a step, B_r rows are multiplied by B_c keys twice. Five parts of the SM work at the same time:
 the tensor cores, shared memory, the exp2 units, the issue slots, and the path to the L2. The part
-with the most work limits the throughput of all resident warps. The latency of a warp is limited by
-its own chain: load, GEMM, softmax, GEMM. Neither limit is sharp, so the two are combined by a
-4-norm.
+with the most work limits the throughput of all resident warps. Each warp is also limited by the
+latency of its own chain: load, GEMM, softmax, GEMM. Neither limit is sharp, so the model combines
+them by a 4-norm.
 
 The constants from _PER_SCORE on are not from data sheets. They are fitted to 173 timings on an
 H200, which are in benchmarks/h200/factory-run-*.json.
@@ -28,15 +28,17 @@ _MMA_FLOP = 4096  # Of one m16n8k16
 _LDMATRIX_BYTES = 512  # Of one ldmatrix.x4
 _CHUNK = 16
 
-# Numbers of instructions: per score of a lane, per MMA with its fragments, and per step.
+# Numbers of instructions: per score of a lane, per score of a lane for scaling before the maximum,
+# per MMA with its fragments, and per step.
 _PER_SCORE, _SCALING, _PER_PRODUCT, _PER_STEP = 9.0, 1.0, 2.0, 180.0
-# The additional instructions, including the wait, for copying a 16-byte chunk through registers
-# rather than with cp.async.
+# The number of additional instructions if a 16-byte chunk is copied through registers and not with
+# cp.async; the wait counts as instructions.
 _PER_SYNC_CHUNK = 55.0
-# The share of a warp's own chain that does not overlap with other warps.
+# The shares of the products and of the softmax in a warp's chain that do not overlap with other
+# warps' work.
 _PRODUCTS_ALONE, _SOFTMAX_ALONE = 0.8, 0.55
-# Cycles for barriers and waiting for copies: the first value for eager copies, which overlap with a
-# GEMM, the second for others.
+# Cycles for barriers and for waiting for copies. The first value is for eager copies, which overlap
+# with a GEMM; the second is for other copies.
 _EAGER_LATENCY, _LATENCY = 550.0, 1550.0
 # Cycles per step for each byte that a thread spills.
 _SPILL = 3.2
@@ -51,7 +53,7 @@ def tile_work(
 ) -> TileWork:
     """The work of a tile on ``device``.
 
-    If registers or spill (in bytes) are None, they are estimated.
+    If ``registers`` or ``spill`` (in bytes) is None, it is estimated.
     """
     per_thread = estimated_registers(cfg) if registers is None else registers
     spilled = estimated_spill_bytes(cfg) if spill is None else spill
@@ -70,7 +72,8 @@ def tile_work(
 def _step_cycles(
     cfg: FlashForwardKernelConfig, rates: Rates, spilled: float, resident: int
 ) -> float:
-    """The SM's cycles for one loop step of each of its ``resident`` CTAs."""
+    """The number of cycles in which an SM computes one loop step of each of its ``resident``
+    CTAs."""
     warps = resident * cfg.n_warps / QUARTERS  # Warps that share a quarter of the SM
     element = cfg.dtype.element_size
     scores = cfg.rows_per_warp * cfg.B_c / _WARP  # Of a lane
@@ -105,9 +108,10 @@ def _step_cycles(
 
 
 def _bytes_read(cfg: FlashForwardKernelConfig, tile_bytes: int, conflicts: bool = True) -> float:
-    """Bytes that a warp reads from shared memory per step.
+    """The number of bytes that a warp reads from shared memory per step.
 
-    With ``conflicts``, the bytes are multiplied by the number of accesses that conflict on a bank.
+    If ``conflicts`` is true, this number is multiplied by the number of accesses that conflict on a
+    bank.
     """
     read = float(tile_bytes)
     if cfg.Q_mma_load_K_tiles:
@@ -119,7 +123,7 @@ def _bytes_read(cfg: FlashForwardKernelConfig, tile_bytes: int, conflicts: bool 
 # --- resources of a kernel, estimated before it is built -----------------------------------------
 
 MAX_REGISTERS = 255
-# The amount by which an estimate may exceed 255 before spills matter.
+# The number of registers by which an estimate may exceed 255 before spills matter.
 _SLACK = 28
 
 
@@ -127,11 +131,11 @@ def estimated_registers(cfg: FlashForwardKernelConfig) -> float:
     """Estimates how many registers per thread the kernel needs; a kernel that needs over 255
     spills.
 
-    The sum consists of the fp32 accumulators of O and S, row statistics and addresses, and the
-    fragments of Q if they stay in registers. Its factors are fitted to 498 kernels with all head
-    dimensions and semantics, as ptxas has built them for sm_80 and sm_90. The root mean square of
-    the error is 10 registers, and the largest error is 34. For every kernel that spills more than
-    16 bytes, the estimate is above 255.
+    The estimate adds up the fp32 accumulators of O and S, row statistics and addresses, and the
+    fragments of Q if these stay in registers. Its factors are fitted to 498 kernels with all head
+    dimensions and semantics, which ptxas built for sm_80 and sm_90. The root mean square of the
+    error is 10 registers, and the largest error is 34. For every kernel that spills more than 16
+    bytes, the estimate is above 255.
     """
     of_a_lane = cfg.rows_per_warp / THREADS_PER_WARP
     registers = 25 + 6.5 * cfg.rows_per_warp / 16
@@ -169,10 +173,10 @@ _FIXED_COST = 180.0
 def compile_cost(cfg: FlashForwardKernelConfig) -> float:
     """The compile time of a config, relative to other configs.
 
-    Both compilers take most of their time for the unrolled body of the loop over K and V. The
-    length of the body is the number of m16n8k16 MMAs of one warp per K/V block. For Q K^T this is
-    rows per warp / 16 x B_c / 8 x d_head / 16, and for P V the same with d_v. A peeled first tile
-    adds a second body.
+    Both compilers need most of their time for the unrolled body of the loop over K and V. The
+    length of the body is measured by the number of m16n8k16 MMAs that one warp issues per K/V
+    block. For Q K^T this number is rows per warp / 16 x B_c / 8 x d_head / 16. For P V, d_v takes
+    the place of d_head. A peeled first tile adds a second body.
     """
     columns = cfg.d_head + cfg.d_head_v
     products = (cfg.rows_per_warp // 16) * (cfg.B_c // 8) * (columns // 16)

@@ -1,4 +1,4 @@
-"""Descriptions of a kernel of the mma.sync family, for `flashsmith explain`."""
+"""Describes the kernels of the mma.sync family, for `flashsmith explain`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from flashsmith.families.split_keys import order_of_parts
 
 Effect = Callable[[Any], str]
 
-# For each use of shared memory in the kernels, the kinds of access that the emulator counts for it.
+# For each use that the kernels make of shared memory, the kinds of access that the emulator counts
+# as this use.
 CONFLICT_KINDS: dict[str, tuple[str, ...]] = {
     "ldmatrix": ("ldmatrix",),
     "copy st": ("cp.async", "st.shared.16B"),
@@ -37,7 +38,7 @@ def smem_map(cfg: Any) -> tuple[SmemRegion, ...]:
 
 
 def intensity(cfg: Any) -> Intensity:
-    """FLOP per byte in the loop over K and V, without the work outside the loop.
+    """The FLOP per byte of the loop over K and V; the work outside the loop does not count.
 
     A step of the loop does 2 B_r B_c (d + d_v) FLOP. K and V are read from global memory once per
     CTA, and from shared memory once per warp. Q is read from shared memory too, unless its
@@ -53,7 +54,7 @@ def intensity(cfg: Any) -> Intensity:
 
 
 def order(cfg: Any, arch: int) -> Order:
-    """The order of operations in which a row is computed."""
+    """The order of operations in which a kernel computes a row."""
     if cfg.canonical:
         return Order.canonical(arch, cfg.B_c)
     own: dict[str, str] = order_of_parts(cfg.split_keys)
@@ -118,8 +119,8 @@ def eager(cfg: Any) -> str:
 def swizzle(cfg: Any) -> str:
     if not cfg.swizzled:
         return "rows are stored unswizzled: the eight rows of an ldmatrix share their banks"
-    # The layout consists of panels of 64 columns, followed by one panel of 32 columns if 32 columns
-    # are left.
+    # A tile consists of panels of 64 columns, followed by one panel of 32 columns if 32 columns are
+    # left.
     wide, narrow = "c xor (r mod 8)", "c xor (r / 2 mod 4)"
     if cfg.d_head % 64 == 0:
         where = wide

@@ -20,11 +20,13 @@ from flashsmith.families.rule import Rule, supported
 MMA_ROWS = 16  # the M and the K of an m16n8k16 MMA
 MAX_THREADS_PER_CTA = 1024
 # With 32 rows per warp, O alone takes d_head registers per thread, so d_head 192 would leave too
-# few for the rest.
+# few registers for everything else.
 MAX_D_HEAD_OF_32_ROWS = 128
-# The registers that a thread needs for scores, fragments and addresses, in addition to O.
+# The number of registers that a thread needs for scores, fragments and addresses, in addition to
+# the registers for O.
 MIN_REGISTERS_BESIDE_O = 48
-# An SM has four schedulers, and each half of a CTA's warps must have a warp on every scheduler.
+# The minimum number of warps in each half of a CTA's warps, so that the half has a warp on each of
+# the SM's four schedulers.
 WARPS_PER_HALF = 4
 MIN_PING_PONG_STAGES = 3
 

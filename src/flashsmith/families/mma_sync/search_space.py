@@ -2,9 +2,9 @@
 values, the neighbours of the fastest configs, and a filter that leaves out configs that are not
 worth measuring.
 
-The combinations go beyond 'tune' in every direction: every head dimension, 8 warps, long tiles of
-keys. They cannot cover all knobs, because each added knob would double their number. Instead, a new
-knob gets a line in MOVES and is tried on the best config of each problem.
+The combinations go beyond the set 'tune' in every direction: every head dimension, 8 warps, long
+tiles of keys. They cannot cover all knobs, because each added knob would double the number of
+configs. Instead, a new knob gets a line in MOVES and is tried on the best config of each problem.
 """
 
 from __future__ import annotations
@@ -54,21 +54,21 @@ MOVES: dict[tuple[str, ...], tuple[tuple[int, ...], ...]] = {
 }
 SEARCH_D_HEADS = (64, 96, 128, 256)
 
-# O, S and Q together may take this many of a thread's 255 registers. The rest is needed for
-# addresses, row statistics and the fragments of K and V.
+# The maximum number of a thread's 255 registers that O, S and Q together may take. The other
+# registers are needed for addresses, row statistics and the fragments of K and V.
 _MAX_HELD_REGISTERS = 208
 _ROOMIEST = max(KNOWN_DEVICES, key=lambda device: device.max_smem_per_block)
 
 
 def held_registers(cfg: FlashForwardKernelConfig) -> int:
-    """The registers per thread for O and S (fp32), and for Q if it stays in registers."""
+    """The number of registers per thread for O and S in fp32, and for Q if Q stays in registers."""
     rows = cfg.rows_per_warp
     held = rows * (cfg.d_head_v + cfg.B_c) // THREADS_PER_WARP
     return held + (0 if cfg.Q_mma_load_K_tiles else rows * cfg.d_head // (2 * THREADS_PER_WARP))
 
 
 def worth_searching(cfg: FlashForwardKernelConfig) -> bool:
-    """Whether this legal config could be the fastest on some device."""
+    """Whether a legal config could be the fastest one on some device."""
     return held_registers(cfg) <= _MAX_HELD_REGISTERS
 
 

@@ -1,5 +1,5 @@
-"""The config sets of the mma_sync family: tune, prog, cover, and the configs for candidates and
-proofs."""
+"""The config sets of the mma_sync family (tune, prog and cover), and the functions that return
+candidates and the configs for proofs."""
 
 from __future__ import annotations
 
@@ -43,8 +43,9 @@ def should_autotune_config(cfg: FlashForwardKernelConfig) -> bool:
         return False
     q_in_registers = cfg.Q_mma_load_K_tiles == 0
     if cfg.B_r == 64:
-        # With 8 warps, each warp would have only 8 rows. For each tile length, Q is tried only in
-        # registers or only in shared memory, which halves the space.
+        # 8 warps are left out, because each warp would have only 8 rows. For each length of the key
+        # tile, Q is tried either only in registers or only in shared memory, which halves the
+        # space.
         wrong_for_32 = cfg.B_c == 32 and q_in_registers
         wrong_for_64 = cfg.B_c == 64 and not q_in_registers
         return not (cfg.n_warps == 8 or wrong_for_32 or wrong_for_64)
@@ -55,7 +56,8 @@ def should_autotune_config(cfg: FlashForwardKernelConfig) -> bool:
 def get_autotuning_kernel_configs(
     dtypes: Sequence[DType] = (DType.FP16, DType.BF16),
 ) -> list[FlashForwardKernelConfig]:
-    """The set 'tune': the combinations of knob values that are worth trying; 40 per dtype."""
+    """Returns the set 'tune': the combinations of knob values that are worth trying, 40 per
+    dtype."""
     knobs = {"dtype": tuple(dtypes), **_TUNE_SPACE}
     configs = (
         FlashForwardKernelConfig(**dict(zip(knobs, values, strict=True)))  # type: ignore[arg-type]
@@ -80,11 +82,11 @@ PROGRESSION_STEPS = (
 def get_kernel_progression_configs(
     all_block_sizes: bool = False,
 ) -> list[FlashForwardKernelConfig]:
-    """The sets 'prog' (the seven steps with 64 x 64 tiles and 4 warps) and 'prog-all' (with all
-    block sizes).
+    """Returns the set 'prog', the seven steps with 64 x 64 tiles and 4 warps, or the set
+    'prog-all', the same steps with all block sizes.
 
-    The configs follow the order of the steps. With all_block_sizes, each step has a config for
-    every block size.
+    The configs are in the order of the steps. With all_block_sizes, which selects 'prog-all', each
+    step has a config for every block size.
     """
     blocks = _progression_blocks() if all_block_sizes else [(64, 64, 4)]
     configs = (
@@ -108,9 +110,9 @@ def _progression_blocks() -> list[tuple[int, int, int]]:
 
 
 def get_cover_configs(device: DeviceSpec | None = None) -> list[FlashForwardKernelConfig]:
-    """The set 'cover': a covering array for pairs of knob values.
+    """Returns the set 'cover': a covering array for the pairs of knob values.
 
-    It is sorted, and the same on every machine.
+    The set is sorted, and it is the same on every machine.
 
     Each pair of values of two knobs that occurs in any config that is legal on `device` (None: the
     A100) occurs in a config of this set. So it contains configs without cp.async (also with eager
@@ -122,7 +124,7 @@ def get_cover_configs(device: DeviceSpec | None = None) -> list[FlashForwardKern
 
 # --- the configs of the proof grid ---------------------------------------------------------------
 
-# Together, these configs cover both softmaxes, both kinds of copy, both layouts, 16 and 32 rows per
+# Together, these configs have both softmaxes, both kinds of copy, both layouts, 16 and 32 rows per
 # warp, all tile sizes, the ring of K and V, ping-pong, lazy rescaling and split keys.
 _PROOF_CONFIGS = (
     "({dtype}, {d_head}, 64, 64, 4): async+eager+swizzled+load_0_2_2_tiles+buffer+opt_softmax",
@@ -136,7 +138,7 @@ _PROOF_CONFIGS = (
 
 @cache
 def proof_configs(dtype: DType, d: HeadDims) -> tuple[KernelConfig, ...]:
-    """The configs to check on problems of this dtype and head dimension."""
+    """The configs that proofs check on problems with this dtype and head dimension."""
     d_head = d if isinstance(d, HeadPair) else compiled_d_head(d)
     narrower, d_v = (d_head, d_head) if isinstance(d_head, int) else (min(d_head), d_head.d_v)
     B_c = 128 if narrower <= 64 and d_v <= 64 else 64
@@ -148,11 +150,10 @@ def proof_configs(dtype: DType, d: HeadDims) -> tuple[KernelConfig, ...]:
     )
 
 
-# --- candidates when there are no measurements
-# ----------------------------------------------------------
+# --- candidates when there are no measurements -------------------------------------------------
 
-# Earlier shapes are preferred. A later shape is chosen only if it is sufficiently faster, because
-# its kernel may have to be built first. A shape is (B_r, B_c, n_warps).
+# The shapes in order of preference. A later shape is chosen only if it is sufficiently faster than
+# the ones before it, because its kernel may have to be built first. A shape is (B_r, B_c, n_warps).
 SHAPES = (
     (128, 64, 4),
     (128, 64, 8),
@@ -169,7 +170,7 @@ SHAPES = (
 def candidates(
     dtype: DType, d_head: HeadDims, device: DeviceSpec
 ) -> tuple[FlashForwardKernelConfig, ...]:
-    """The configs with a shape in SHAPES that are legal on the device."""
+    """The legal ones, on a device, among the configs with the shapes in SHAPES."""
     configs = (_of_shape(dtype, d_head, *shape) for shape in SHAPES)
     return tuple(config for config in configs if is_legal(config, device))
 
@@ -177,11 +178,13 @@ def candidates(
 def _of_shape(
     dtype: DType, d_head: HeadDims, rows: int, keys: int, n_warps: int
 ) -> FlashForwardKernelConfig:
-    """The config with this shape and the optimisations that made kernels faster on an H200.
+    """Returns the config with this shape, and with the optimisations that made kernels faster on an
+    H200.
 
-    Q stays in registers if this leaves enough for the rest, which is 4-7% faster at d 64 but slower
-    at larger d. If O takes half of all registers, the peeled first tile of optimized_softmax costs
-    more by spilling than it saves (causal, d 128: 325 instead of 338 TFLOP/s).
+    Q stays in registers if enough registers are left for everything else: this was 4-7% faster at d
+    64, but slower at larger d. If O takes half of all registers, optimized_softmax is off, because
+    its peeled first tile costs more by spilling than it saves (causal, d 128: 325 instead of 338
+    TFLOP/s).
     """
     d_head, d_v = d_head if isinstance(d_head, HeadPair) else (d_head, 0)
     of_a_warp = rows // n_warps * max(d_head, d_v)
@@ -195,9 +198,9 @@ def _of_shape(
 
 
 def canonical(cfg: FlashForwardKernelConfig, device: DeviceSpec) -> FlashForwardKernelConfig | None:
-    """The canonical counterpart of `cfg`, which has the canonical tile of keys and no knob that
-    changes the order of operations. Each warp has 16 rows. It has as many K/V stages as fit in
-    shared memory, and then as many warps as still fit."""
+    """Returns the canonical counterpart of `cfg`, which has the canonical tile of keys and no knob
+    that changes the order of operations. Each warp has 16 rows. The config has as many K/V stages
+    as fit in shared memory, and with these as many warps as fit."""
     made = (
         FlashForwardKernelConfig(
             cfg.dtype, cfg.d_head, 16 * warps, tile_of(cfg, device.arch), warps,

@@ -22,7 +22,7 @@ from flashsmith.semantics.sizes import NO_DQ, ONLY_DQ
 
 
 class MmaSyncBackwardFamily(Family):
-    """Kernels whose CTAs each compute a block of keys; warps multiply with mma.sync and copy
+    """Kernels in which each CTA computes a block of keys; warps multiply with mma.sync and copy
     operands with cp.async."""
 
     config_class = FlashBackwardKernelConfig

@@ -22,7 +22,7 @@ _FLOAT_BYTES = 4
 
 
 class DqMode(IntEnum):
-    """How dq is summed from the contributions of several CTAs."""
+    """How the contributions of several CTAs to dq are summed."""
 
     TWO_KERNELS = 0
     ATOMICS = 1
@@ -120,7 +120,7 @@ class FlashBackwardKernelConfig(KernelConfig):
 
     @property
     def n_threads(self) -> int:
-        """Threads of a CTA."""
+        """The number of threads of a CTA."""
         return self.n_warps * THREADS_PER_WARP
 
     @property
@@ -130,15 +130,15 @@ class FlashBackwardKernelConfig(KernelConfig):
 
     @property
     def accumulators(self) -> int:
-        """The number of fp32 elements of dk and dv that a lane accumulates; columns are divided
-        into tiles of 8."""
+        """The number of fp32 elements of dk and dv that a lane accumulates, in tiles of 8
+        columns."""
         tiles = sum(-(-d // (8 * self.column_warps)) for d in (self.d_head, self.d_head_v))
         return self.keys_per_warp * tiles * 8 // THREADS_PER_WARP
 
     @property
     def scores(self) -> int:
-        """The number of fp32 elements of S that a lane computes per step; dP has the same
-        number."""
+        """The number of fp32 elements of S that a lane computes per step, which is also the number
+        of elements of dP."""
         return self.B_r * self.B_c // self.n_threads
 
     @property
@@ -147,9 +147,9 @@ class FlashBackwardKernelConfig(KernelConfig):
         return MMA_ROWS * self.n_warps
 
     def keys_smem_bytes(self, elem_size: int = 2) -> int:
-        """Bytes of shared memory of a CTA that keeps keys: K and V, the stages of Q and do with
-        their row statistics, and the parts of dS and P that warps exchange. With atomics, the CTA
-        keeps dS of two steps, because it computes dq one step later."""
+        """The bytes of shared memory of a CTA that keeps keys: for K and V, for the stages of Q and
+        do with their row statistics, and for the parts of dS and P that warps exchange. With
+        atomics, the CTA keeps the dS of two steps, because it computes dq one step later."""
         columns = tile_columns(self.d_head) + tile_columns(self.d_head_v)
         streamed = self.stages * self.B_r * (columns * elem_size + 2 * _FLOAT_BYTES)
         shared = self.column_warps > 1
@@ -157,12 +157,13 @@ class FlashBackwardKernelConfig(KernelConfig):
         return (columns + exchanged * self.B_r) * self.B_c * elem_size + streamed
 
     def queries_smem_bytes(self, elem_size: int = 2) -> int:
-        """Bytes of shared memory of a CTA that keeps queries: Q, do, and the stages of K and V."""
+        """The bytes of shared memory of a CTA that keeps queries: for Q, do, and the stages of K
+        and V."""
         columns = tile_columns(self.d_head) + tile_columns(self.d_head_v)
         return (self.dq_rows + self.stages * self.B_r) * columns * elem_size
 
     def smem_bytes(self, elem_size: int = 2) -> int:
-        """Bytes of dynamic shared memory of a CTA, in the kernel that needs more."""
+        """The bytes of a CTA's dynamic shared memory, in the kernel that needs more of it."""
         keys = self.keys_smem_bytes(elem_size)
         if self.dq == DqMode.ATOMICS:
             return keys
@@ -170,12 +171,12 @@ class FlashBackwardKernelConfig(KernelConfig):
 
     @property
     def divisors(self) -> tuple[int, int]:
-        """All tiles are whole if the lengths of queries and of keys are multiples of these
-        numbers."""
+        """The two numbers of which the numbers of queries and of keys must be multiples so that all
+        tiles are whole."""
         return lcm(self.B_r, self.dq_rows), lcm(self.B_r, self.B_c)
 
     def fills_tiles(self, seq_q: int, seq_k: int, d: int) -> bool:
-        """Whether these sizes are multiples of the tiles, so that kernels without bounds checks can
+        """Whether these sizes consist of whole tiles, so that kernels without bounds checks can
         compute the problem."""
         rows, keys = self.divisors
         return seq_q % rows == 0 and seq_k % keys == 0 and d == self.d_head and seq_k > 0

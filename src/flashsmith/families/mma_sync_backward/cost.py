@@ -2,13 +2,13 @@
 loop. It covers two kernels: the kernel whose CTAs keep keys, and the kernel that computes only dq.
 
 As in the mma_sync family, the part of the SM with the most work limits the throughput of all
-resident warps, and a warp's own chain of MMAs limits its latency. The path on which dq is added in
-memory counts as one more part of the SM.
+resident warps, and a warp's own chain of MMAs limits its latency. The path by which CTAs add dq to
+its sums in memory counts as one more part of the SM.
 
 The constants that are not from data sheets are fitted to 212 timings on an H200
-(benchmarks/h200/mma-sync-backward.csv) of d 64 and 128 at length 4096, full and causal. At the time
-of the measurements, the loop had one more barrier and computed dq in the same step as dS. Other
-head dimensions are extrapolated.
+(benchmarks/h200/mma-sync-backward.csv). These are for d 64 and 128 at length 4096, full and causal;
+other head dimensions are extrapolated. In the measured kernels, the loop had one more barrier and
+computed dq in the same step as dS.
 """
 
 from __future__ import annotations
@@ -33,17 +33,17 @@ _WARP = THREADS_PER_WARP
 _MMA_FLOP = 4096  # Of one m16n8k16
 _FLOAT_BYTES = 4
 
-# Numbers of instructions: per score of a lane, per MMA with its fragments, per sum of a lane, and
-# per step.
+# Numbers of instructions: per score of a lane, per MMA (including its fragments), per addition of a
+# lane to dq's sums, and per step.
 _PER_SCORE, _PER_PRODUCT, _PER_SUM, _PER_STEP = 9.0, 1.6, 25.0, 180.0
-# The share of a warp's own chain that does not overlap with other warps.
+# The share of a warp's chain that does not overlap with other warps' work.
 _ALONE = 0.83
-# Cycles per barrier, including barriers for exchanges between warps, and per wait for copies.
+# Cycles per barrier (barriers for exchanges between warps count too), and per wait for copies.
 _BARRIER, _LATENCY = 100.0, 620.0
 # Cycles for the launch, the first copies and the epilogue.
 _CTA_CYCLES = 6000.0
-# The registers that a thread needs in addition to its accumulators, and the maximum that it can
-# have.
+# The number of registers that a thread needs in addition to its accumulators, and the maximum
+# number of registers of a thread.
 _BESIDE, _MOST_REGISTERS = 50, 255
 
 
@@ -54,9 +54,9 @@ def tile_work(
     registers: int | None,
     gradients: str = "",
 ) -> TileWork:
-    """The work of the kernel that keeps keys, for the named gradients.
+    """The work of a tile of the kernel that keeps keys, for the named gradients.
 
-    If ``registers`` is None, they are estimated.
+    If ``registers`` is None, the number is estimated.
     """
     needed = cfg.accumulators + 2 * cfg.scores + _BESIDE
     resident = _resident(cfg, device, cfg.keys_smem_bytes(), registers or needed)
@@ -69,8 +69,8 @@ def tile_work(
     products = scores * (of_d * d + 2 * d_v) * 2 / _MMA_FLOP
     both = cfg.d_head + cfg.d_head_v
     queries = cfg.B_r // columns
-    # For S and dP, a warp reads K, V, Q and do. For dv and dk, it reads do and Q by columns, and
-    # also P and dS if warps share them.
+    # For S and dP, a warp reads K, V, Q and do. For dv and dk, the warp reads do and Q by columns,
+    # and also P and dS if warps share these.
     read = (cfg.keys_per_warp + queries) * both
     read += cfg.B_r * both // columns
     if columns > 1:
@@ -78,8 +78,8 @@ def tile_work(
     read *= cfg.n_warps
     exchanged = (columns > 1) + (columns > 1 or atomics)
     if atomics:
-        # The reads of dS and K for dQ; the warps divide dQ among themselves so that these reads are
-        # fewest.
+        # The reads of dS and K for dQ. The warps divide dQ so that they read as few elements as
+        # possible.
         read += cfg.B_c * min(
             cfg.B_r * (cfg.n_warps // rows) + cfg.d_head * rows
             for rows in (1, 2, 4)
@@ -105,7 +105,7 @@ def tile_work(
 
 @lru_cache(maxsize=4096)
 def queries_work(cfg: FlashBackwardKernelConfig, device: DeviceSpec) -> TileWork:
-    """The work of the kernel that computes only dq, where each warp has 16 queries."""
+    """The work of a tile of the kernel that computes only dq, in which each warp has 16 queries."""
     needed = cfg.d_head // 2 + cfg.B_r + _BESIDE
     resident = _resident(cfg, device, cfg.queries_smem_bytes(), needed)
     element, scores = cfg.dtype.element_size, cfg.dq_rows * cfg.B_r
@@ -145,8 +145,8 @@ def _work(
     barriers: int,
     rates: Rates,
 ) -> TileWork:
-    """The work of a tile, from the MMAs, scores, shared-memory bytes, fp32 sums and L2 bytes of a
-    step."""
+    """The work of a tile, computed from what one step needs: MMAs, scores, bytes of shared memory,
+    fp32 additions to dq and bytes of the L2."""
     mma, shared = products * _MMA_FLOP / rates.mma, smem / SMEM_BYTES
     lanes = scores / _WARP
     exp2 = scores / EXP2
@@ -161,8 +161,8 @@ def _work(
         sums * _FLOAT_BYTES / reduced_per_clock(device),
         streamed / rates.l2,
     )
-    # Of the warps that share a quarter of the SM, one warp's chain does not overlap with the
-    # others' work.
+    # In each quarter of the SM, the chain of one of the warps there does not overlap with the work
+    # of the other warps.
     chain = QUARTERS / cfg.n_warps * (mma + shared + exp2 + issue) * _ALONE
     waits = barriers * _BARRIER + (_LATENCY if cfg.stages == 1 else 0.0)
     steps = (joined([*(n * bound for bound in bounds), chain + waits]) for n in range(resident + 1))
@@ -180,8 +180,8 @@ def _work(
 def _resident(
     cfg: FlashBackwardKernelConfig, device: DeviceSpec, smem_bytes: int, registers: int
 ) -> int:
-    """The number of CTAs that an SM can hold if each needs this much shared memory; 0 if no CTA
-    fits."""
+    """The number of CTAs that an SM can hold if each CTA needs this much shared memory and this
+    number of registers per thread; 0 if no CTA fits."""
     limits = cfg.cta_limits(
         device.max_smem_per_sm,
         min(registers, _MOST_REGISTERS),
@@ -194,14 +194,14 @@ def _resident(
 
 # --- compilation ---------------------------------------------------------------------------------
 
-# How long everything except the MMAs takes to compile, in the five kernels together, in units of
-# one MMA.
+# The compile time of everything except the MMAs, in the five kernels together, in units of one
+# MMA's compile time.
 _FIXED_COST = 600.0
 
 
 def compile_cost(cfg: FlashBackwardKernelConfig) -> float:
-    """How long a config takes to compile, relative to others: the m16n8k16 MMAs in one unrolled
-    step of a warp, in the loops of all kernels."""
+    """The compile time of a config, relative to other configs: the number of m16n8k16 MMAs in one
+    unrolled step of a warp, in the loops of all kernels together."""
     columns = (cfg.d_head + cfg.d_head_v) / 2
     elements = cfg.B_r * cfg.B_c * columns / cfg.n_warps / (16 * 8 * 16)
     if cfg.dq == DqMode.ATOMICS:

@@ -1,4 +1,4 @@
-"""Descriptions of a kernel of the mma_sync_backward family, for `flashsmith explain`."""
+"""Describes the kernels of the mma_sync_backward family, for `flashsmith explain`."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from flashsmith.families.family import Intensity, SmemRegion, smem_regions
 from flashsmith.families.head_dims import tile_columns
 from flashsmith.families.mma_sync_backward.config import FlashBackwardKernelConfig
 
-# For each use of shared memory in the kernels, the kinds of access that the emulator counts for it.
+# For each use that the kernels make of shared memory, the kinds of access that the emulator counts
+# as this use.
 CONFLICT_KINDS: dict[str, tuple[str, ...]] = {
     "ldmatrix": ("ldmatrix",),
     "copy st": ("cp.async",),
@@ -30,7 +31,7 @@ def smem_map(cfg: FlashBackwardKernelConfig) -> Sequence[SmemRegion]:
 
 
 def intensity(cfg: FlashBackwardKernelConfig) -> Intensity:
-    """FLOP per byte in the loop over queries, without the work outside the loop.
+    """The FLOP per byte of the loop over queries; the work outside the loop does not count.
 
     A step does 2 B_r B_c (3 d + 2 d_v) FLOP, or 2 B_r B_c (2 d + 2 d_v) without dq. Q and do are
     read from global memory once per CTA. From shared memory, each warp reads its parts of K, V, Q,

@@ -15,10 +15,10 @@ from flashsmith.families.mma_sync_backward.config import (
 )
 from flashsmith.families.rule import Rule, supported
 
-# The maximum number of fp32 accumulators per thread. With more, fragments and addresses would not
-# fit in the remaining registers (of 255) and would spill.
+# The maximum number of fp32 accumulators per thread. With more, too few of the 255 registers would
+# remain for fragments and addresses, which would spill.
 MAX_ACCUMULATORS = 192
-# The number of columns in a panel of shared memory; four warps fill a panel, each with 16 columns.
+# The number of columns in a panel of shared memory. Four warps with 16 columns each fill a panel.
 PANEL_COLUMNS = 64
 
 _supported = partial(
@@ -29,8 +29,8 @@ _supported = partial(
 
 
 def shares_dq(cfg: FlashBackwardKernelConfig, row_warps: int) -> bool:
-    """Whether the warps, arranged as row_warps x (n_warps / row_warps), can divide the rows and
-    columns of dQ = dS K evenly."""
+    """Whether the warps can divide the rows and columns of dQ = dS K evenly if they are arranged as
+    row_warps x (n_warps / row_warps)."""
     if row_warps > cfg.n_warps or cfg.n_warps % row_warps:
         return False
     columns = cfg.n_warps // row_warps

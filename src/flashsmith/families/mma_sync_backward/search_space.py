@@ -13,7 +13,8 @@ from flashsmith.families.mma_sync_backward.config import DqMode, FlashBackwardKe
 from flashsmith.families.search_steps import change_one_knob
 from flashsmith.semantics.dtype import DType
 
-# The search begins with the larger legal tiles, for both ways of summing dq.
+# The knob values with which the search begins: the larger legal tiles, with both ways of summing
+# dq.
 _KNOBS: dict[str, tuple[int, ...]] = {
     "B_r": (32, 64),
     "B_c": (64, 128),
@@ -39,7 +40,7 @@ def search_space(dtype: DType, d_head: HeadDims) -> list[FlashBackwardKernelConf
 
 
 def moves(cfg: FlashBackwardKernelConfig) -> Iterator[FlashBackwardKernelConfig]:
-    """The configs in which one knob, or B_c together with n_warps, has another value."""
+    """The configs that differ from `cfg` in one knob, or in B_c and n_warps together."""
     yield from change_one_knob(cfg, _FIXED)
     for B_c, n_warps in ((64, 4), (64, 8), (128, 8)):
         yield replace(cfg, B_c=B_c, n_warps=n_warps)

@@ -23,8 +23,8 @@ from flashsmith.semantics.dtype import DType
 
 
 class MmaSyncDecodeFamily(Family):
-    """Kernels whose CTAs each read a part of a sequence's keys, and a kernel that merges the parts'
-    results."""
+    """Kernels in which each CTA reads a part of the keys of a sequence, and a kernel that merges
+    the results of the parts."""
 
     config_class = FlashDecodeKernelConfig
     title = "mma.sync decode"
@@ -110,8 +110,8 @@ class MmaSyncDecodeFamily(Family):
     def adapt_to_program(
         self, cfg: FlashDecodeKernelConfig, semantics: Semantics
     ) -> FlashDecodeKernelConfig:
-        # Kernels in which a whole cluster or warpgroups compute a chunk have separate code for
-        # scores, without programs.
+        # Kernels in which a cluster or warpgroups compute a chunk compute scores by code of their
+        # own, which does not support programs.
         plain = replace(cfg, chunk_cluster=0, chunk_warpgroups=0, keys_first=False)
         if not cfg.canonical:
             return plain

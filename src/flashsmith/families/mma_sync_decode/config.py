@@ -20,12 +20,12 @@ from flashsmith.semantics.dtype import DType
 # The default minimum number of keys in a part, and the default maximum number of parts per SM.
 MIN_KEYS, PARTS_PER_SM = 128, 1
 MMA_ROWS = 16  # Rows of one MMA m16n8k16, and also its depth k
-_STATISTICS_BYTES = 8  # the maximum and the sum of a row in a warp
-# A warp has registers for the sums of 16 rows of up to this many columns; of wider rows, each warp
-# sums only some of the columns.
+_STATISTICS_BYTES = 8  # The maximum and the sum of a row in a warp
+# The maximum number of columns of a row of which one warp has registers for the sums of 16 rows. If
+# rows are wider, each warp sums only some of their columns.
 _MOST_COLUMNS_OF_WARP = 256
 _PANEL_BYTES = 64  # Bytes of a narrow panel's row in shared memory
-_TARGET_BYTES = 80  # For the description of a CTA's run (RunInfo) and the CTA's next searches
+_TARGET_BYTES = 80  # For the description of a CTA's run (RunInfo) and for the CTA's next searches
 
 
 @dataclass(frozen=True, order=True)
@@ -255,8 +255,8 @@ class FlashDecodeKernelConfig(KernelConfig):
     def n_threads(self) -> int:
         """Threads of a CTA.
 
-        If a cluster computes a chunk together, n_warps warps compute scores, and additional warps
-        compute probabilities, multiply P by V, copy V or send scores.
+        If a cluster computes a chunk, n_warps warps compute scores. Additional warps compute
+        probabilities, multiply P by V, copy V or send scores.
         """
         warps = self.n_warps
         if self.chunk_cluster:
@@ -265,34 +265,35 @@ class FlashDecodeKernelConfig(KernelConfig):
 
     @property
     def column_warps(self) -> int:
-        """The number of warps that multiply P by V, each for 8 columns, if a cluster computes a
-        chunk together; else 0."""
+        """The number of warps that multiply P by V if a cluster computes a chunk; each multiplies 8
+        columns. Otherwise 0."""
         return self.d_head // (8 * self.chunk_cluster) if self.chunk_cluster else 0
 
     @property
     def value_warps(self) -> int:
-        """The number of warps that copy V if a cluster computes a chunk together; else 0.
+        """The number of warps that copy V if a cluster computes a chunk; otherwise 0.
 
-        Every stage has the same number of these warps; in total there are four, if possible.
+        Every stage has the same number of these warps. There are four in total if the stages allow
+        this.
         """
         return self.stages * max(1, 4 // self.stages) if self.chunk_cluster else 0
 
     @property
     def probability_warps(self) -> int:
-        """The number of warps that compute probabilities if a cluster computes a chunk together;
-        else 0."""
+        """The number of warps that compute probabilities if a cluster computes a chunk; otherwise
+        0."""
         return min(self.n_warps, self.chunk_cluster)
 
     @property
     def cluster_waves(self) -> int:
-        """The number of tiles for which one of the probability_warps computes probabilities in a
-        round."""
+        """The number of tiles for which each of the probability_warps computes probabilities in a
+        round; 0 unless a cluster computes a chunk."""
         return -(-self.chunk_cluster // self.probability_warps) if self.chunk_cluster else 0
 
     @property
     def own_columns(self) -> bool:
-        """Whether each warp has its own columns of o, for all keys of a stage. This is necessary if
-        a row's sums do not fit in one warp's registers."""
+        """Whether each warp computes its own columns of o, for all keys of a stage. This is
+        necessary if the sums of a row do not fit in the registers of one warp."""
         return self.d_head > _MOST_COLUMNS_OF_WARP
 
     @property
@@ -302,7 +303,7 @@ class FlashDecodeKernelConfig(KernelConfig):
 
     @property
     def keys_per_warp(self) -> int:
-        """How many keys of a stage one warp copies."""
+        """The number of keys of a stage that one warp copies."""
         return self.B_c // self.n_warps
 
     @property
@@ -331,23 +332,23 @@ class FlashDecodeKernelConfig(KernelConfig):
 
     @property
     def scores(self) -> int:
-        """How many fp32 scores a lane computes per step."""
+        """The number of fp32 scores that a lane computes per step."""
         return self.rows_per_warp * self.multiplied_keys // THREADS_PER_WARP
 
     @property
     def cache_element_bytes(self) -> int:
-        """Bytes of an element of the cache."""
+        """The number of bytes of an element of the cache."""
         return 1 if self.cache.is_8bit else self.dtype.element_size
 
     @property
     def key_bytes(self) -> int:
-        """Bytes of a key in shared memory; rows of 8-bit floats are padded to whole panels of 64 or
-        128 bytes."""
+        """The number of bytes that a key takes in shared memory. Rows of 8-bit floats are padded to
+        a whole number of panels of 64 or 128 bytes."""
         return self._row_bytes(self.d_head)
 
     @property
     def value_bytes(self) -> int:
-        """Bytes of a value in shared memory."""
+        """The number of bytes that a value takes in shared memory."""
         return self._row_bytes(self.d_head_v)
 
     def _row_bytes(self, columns: int) -> int:
@@ -357,52 +358,52 @@ class FlashDecodeKernelConfig(KernelConfig):
 
     @property
     def other_sums_bytes(self) -> int:
-        """Bytes for sums that do not fit in the stages when warps merge their states: for all warps
-        together, the rows of sums beyond a warp's rows_in_stage."""
+        """The bytes, for all warps together, of the sums that do not fit in the stages when warps
+        merge their states. These are the rows of sums of each warp beyond its rows_in_stage."""
         if self.shares_stages or self.canonical:
             return 0
         return self.n_warps * (MMA_ROWS - self.rows_in_stage) * self.d_head_v * 4
 
     @property
     def rows_in_stage(self) -> int:
-        """The number of a warp's 16 rows of sums that fit in the warp's stage when warps merge
-        their states."""
+        """How many of a warp's 16 rows of sums fit in the warp's part of the stages when warps
+        merge their states."""
         if self.own_columns or MMA_ROWS * self.d_head_v * 4 <= self.warp_stage_bytes:
             return MMA_ROWS
         return MMA_ROWS // 2
 
     @property
     def warp_stage_bytes(self) -> int:
-        """Bytes of the keys and values of a stage that one warp copies."""
+        """The bytes of the keys and values that one warp copies per stage."""
         return self.keys_per_warp * (self.key_bytes + self.value_bytes)
 
     @property
     def stage_bytes(self) -> int:
-        """Bytes of K and V in one stage of a CTA."""
+        """The bytes of K and V in one stage of a CTA, without padding."""
         return self.B_c * (self.d_head + self.d_head_v) * self.cache_element_bytes
 
     @property
     def own_tiles(self) -> int:
-        """The number of tiles of eight columns of o; with own_rows, a lane has two rows of each
-        tile."""
+        """The number of tiles into which o is divided, each of eight columns. With own_rows, a lane
+        has two rows of each tile."""
         return self.d_head_v // 8
 
     @property
     def own_tiles_in_registers(self) -> int:
-        """Of the own_tiles, the number whose sums over the first subtree of a run stay in
+        """How many of the own_tiles keep their sums over the first subtree of a run in
         registers."""
         most = (25 if self.B_c == 32 else 16) - self.own_tiles
         return min(max(most, 0), self.own_tiles)
 
     @property
     def most_ctas(self) -> int:
-        """The number of CTAs per SM that the registers allow; 0 means that only shared memory
-        limits the number."""
+        """The maximum number of CTAs per SM that the registers allow; 0 means that only shared
+        memory limits this number."""
         return 256 // self.n_threads if self.own_rows else 0
 
     @property
     def bytes_in_flight(self) -> int:
-        """The bytes of copies that a CTA has in flight while it multiplies."""
+        """The number of bytes that a CTA's copies have in flight while the CTA multiplies."""
         return (self.stages - 1) * self.stage_bytes
 
     @property
@@ -412,14 +413,14 @@ class FlashDecodeKernelConfig(KernelConfig):
 
     @property
     def most_rows_without_chunks(self) -> int:
-        """The maximum number of rows per K/V head for which the main kernel computes a sequence;
-        the kernel for many rows computes sequences with more."""
+        """The maximum number of rows per K/V head of the sequences that the main kernel computes.
+        The kernel for many rows computes sequences with more rows."""
         return self.chunk_rows // 2
 
     @property
     def has_arrivals(self) -> bool:
-        """Whether there is also a merge kernel for few parts that reads the parts' states as they
-        arrive."""
+        """Whether the config also has a merge kernel for few parts, which reads the state of each
+        part as soon as this state arrives."""
         return bool(self.cluster) and not self.chunk_rows and not self.own_rows
 
     @property
@@ -428,10 +429,11 @@ class FlashDecodeKernelConfig(KernelConfig):
         return self.rows_per_warp * max(self.d_head, self.d_v) <= MMA_ROWS * 128
 
     def smem_bytes(self, elem_size: int = 2) -> int:
-        """Bytes of dynamic shared memory of a CTA: the queries, the stages of K and V, the row
-        statistics of the warps, and where the states of a run are stored. With own_rows: the row
-        statistics of the first subtree of a run, and the sums that do not fit in registers. If
-        warps have their own columns: the row statistics and two shares of the scores."""
+        """The bytes of a CTA's dynamic shared memory: for the queries, the stages of K and V, the
+        row statistics of the warps, and the description of the CTA's run. With own_rows, the row
+        statistics are those of the first subtree of a run, and the sums that do not fit in
+        registers are there too. If warps have their own columns, there are also two shares of the
+        scores."""
         # With own_rows, queries are copied to registers through the last stage and need no separate
         # shared memory.
         queries = 0 if self.own_rows else self.B_r * self.d_head * elem_size
@@ -443,9 +445,9 @@ class FlashDecodeKernelConfig(KernelConfig):
         elif self.own_columns and not self.canonical:
             statistics = self.B_r * (_STATISTICS_BYTES + 2 * 4 * self.B_c)
         elif self.chunk_cluster:
-            # The data that CTAs and warps exchange in a round: scores of eight rows with maxima (in
-            # one or two buffers), P with its sums, factors and maxima (in two), and barriers. This
-            # includes the padding between the columns of V.
+            # The data that CTAs and warps exchange in a round: the scores of eight rows with their
+            # maxima, in one or two buffers; P with its sums, factors and maxima, in two buffers;
+            # and barriers. The padding between the columns of V is included.
             keys = self.chunk_cluster * self.B_c
             statistics = (
                 (2 if keys <= 512 else 1) * 32 * (keys + self.chunk_cluster * self.n_warps)
@@ -454,17 +456,17 @@ class FlashDecodeKernelConfig(KernelConfig):
                 + 16 * (1 + self.cluster_waves + self.stages)
             )
         elif self.canonical:
-            # The data that warps exchange for a tile: maxima, sums of 16 keys, and P.
+            # The data that warps exchange per tile: maxima, sums over 16 keys, and P.
             statistics = self.B_r * (4 * self.n_warps + self.B_c + elem_size * self.B_c)
         return queries + streamed + statistics + _TARGET_BYTES
 
     def chunk_smem_bytes(self) -> int:
-        """Bytes of dynamic shared memory in the kernel for many rows: the queries and the
-        stages."""
+        """The bytes of a CTA's dynamic shared memory in the kernel for many rows: for the queries
+        and the stages."""
         queries = self.chunk_rows * self.d_head * self.dtype.element_size
         return queries + self._streamed_bytes
 
     @property
     def _streamed_bytes(self) -> int:
-        """Bytes of shared memory of all stages."""
+        """The bytes of shared memory that all stages take."""
         return self.stages * self.B_c * (self.key_bytes + self.value_bytes)

@@ -1,10 +1,10 @@
 """The two cost models of the mma_sync_decode family.
 
-One estimates how long a call takes from the bytes that it reads. The other, RunCosts, estimates how
-the time depends on the number of runs.
+The first estimates how long a call takes, mostly from the bytes that the call reads. The second,
+RunCosts, estimates how this time depends on the number of runs.
 
-The first model's constants that are not from data sheets are assumptions; those of RunCosts are
-fitted to timings.
+Those constants of the first model that are not from data sheets are assumptions. The constants of
+RunCosts are fitted to timings.
 """
 
 from __future__ import annotations
@@ -20,19 +20,21 @@ from flashsmith.families.warpgroups import WARPGROUP_ROWS
 from flashsmith.operations.problem import Problem
 from flashsmith.semantics.dtype import DType
 
-# Cycles between a load and its data while all SMs read; cycles of a launch in a graph; and cycles
-# of a CTA before and after its part, when it reads lengths and queries and merges the states of its
-# warps.
+# Cycles from a load to the arrival of its data while all SMs read, and cycles that a launch in a
+# graph takes. The last value is the number of cycles that a CTA takes before and after its part, to
+# read lengths and queries and to merge the states of its warps.
 _LATENCY, _LAUNCH, _PART = 1600.0, 2400.0, 2500.0
-# Instructions of a warp: per MMA m16n8k16 with fragments and copies, per score of a lane, per step.
+# Numbers of instructions of a warp: per MMA m16n8k16 (including its fragments and copies), per
+# score of a lane, and per step.
 _PER_PRODUCT, _PER_SCORE, _PER_STEP = 2.2, 9.0, 60.0
-# Instructions of a warp that load and widen a pair of 8-bit floats from sm_90 on: with fp16 a
-# quarter of a load, a conversion and half a permutation of values, with bf16 also two conversions
-# to fp32 and one back, but no permutation.
+# The number of instructions with which a warp loads and widens a pair of 8-bit floats on sm_90 and
+# later. With fp16, these are a quarter of a load, a conversion and half a permutation of values.
+# With bf16, there are also two conversions to fp32 and one back, but there is no permutation.
 _PER_PAIR = {DType.FP16: 1.5, DType.BF16: 4.25}
-# A run may be longer than the CTA's share by this factor (csrc/mma_sync_decode/plan.cc).
+# The factor by which a run may be longer than a CTA's share of the parts
+# (csrc/mma_sync_decode/plan.cc).
 _ROUNDING_UP = 1.125
-# Cycles of a step of a warp that runs alone.
+# The number of cycles of a step if a warp runs alone.
 _WARP_STEP = 900.0
 _FLOAT_BYTES = 4
 _MOST_REGISTERS = 255
@@ -40,9 +42,11 @@ _MOST_REGISTERS = 255
 
 @dataclass(frozen=True)
 class RunCosts:
-    """The cost of a call whose tiles are read in a number of runs of equal length.
+    """The constants that give the cost of a call, by the number of runs of equal length in which
+    its tiles are read.
 
-    A call is planned with the number of runs that costs least (csrc/mma_sync_decode/run_costs.cc).
+    The plan of a call uses the number of runs with the lowest cost
+    (csrc/mma_sync_decode/run_costs.cc).
 
     A wave is one run in each CTA that the GPU can hold. The cost of a call is its bytes times a
     factor. Up to one wave, the factor is ``few_ctas`` divided by the waves, but at least
@@ -50,14 +54,15 @@ class RunCosts:
     missing waves, but at most by ``uneven_most``, because one SM may then have two CTAs
     while another has one.
 
-    Above one wave, a last wave that is not full counts as ``last_start`` plus ``last_slope`` times
-    its share of the CTAs, at most as a whole wave. Its share is at least ``last_least`` minus
-    ``last_least_fall`` for each full wave before it: few CTAs do not use all memory bandwidth. If
-    tiles have more than 8 rows, the last wave counts as a whole wave, and bytes count
-    ``full_tiles`` times.
+    With more than one wave, a last wave that is not full counts as ``last_start`` plus
+    ``last_slope`` times its share of the CTAs, but at most as a whole wave. It counts as at least
+    ``last_least`` minus ``last_least_fall`` for each full wave before it, because few CTAs do not
+    use all memory bandwidth. If tiles have more than 8 rows, the last wave counts as a whole wave,
+    and bytes count ``full_tiles`` times.
 
-    Other costs are given as the bytes that the GPU reads in the same time: ``turn_bytes`` for each
-    wave, ``merge_bytes`` for a merge, and ``merged_row_bytes`` for each row that is merged.
+    Other costs are expressed by the number of bytes that the GPU reads in the same time:
+    ``turn_bytes`` for each wave, ``merge_bytes`` for a merge, and ``merged_row_bytes`` for each row
+    that is merged.
     """
 
     few_ctas: float
@@ -75,8 +80,8 @@ class RunCosts:
     merged_row_bytes: float
 
 
-# The RunCosts of measured GPUs, by the GPU's name. tools/benchmark/decode_run_costs.py fits them to
-# timings with different numbers of runs.
+# The RunCosts of the GPUs that were measured, keyed by the GPU's name.
+# tools/benchmark/decode_run_costs.py fits them to timings with different numbers of runs.
 RUN_COSTS = {
     "H200": RunCosts(
         few_ctas=0.568,
@@ -94,9 +99,9 @@ RUN_COSTS = {
         merged_row_bytes=9e3,
     ),
 }
-# The RunCosts of all other GPUs. On an H100, only two numbers of runs were measured per call, which
-# is too few for a fit. With these values, the faster of the two is chosen about as often as on an
-# H200.
+# The RunCosts of all other GPUs. On an H100, each call was measured with only two numbers of runs,
+# which are too few for a fit. With the values of the H200, the faster number is chosen on an H100
+# about as often as on an H200.
 _FALLBACK = RUN_COSTS["H200"]
 
 
@@ -118,8 +123,8 @@ def resident(cfg: FlashDecodeKernelConfig, device: DeviceSpec) -> int:
 
 
 def parts_of(cfg: FlashDecodeKernelConfig, problem: Problem, device: DeviceSpec) -> tuple[int, int]:
-    """The number of parts of each sequence, and the number of keys in a part, in the invariant
-    split."""
+    """The number of parts into which the invariant split divides each sequence, and the number of
+    keys in a part."""
     keys = problem.seq_k
     if problem.window is not None:
         keys = min(keys, problem.window[0] + problem.seq_q)
@@ -133,8 +138,8 @@ def parts_of(cfg: FlashDecodeKernelConfig, problem: Problem, device: DeviceSpec)
 
 
 def runs_of(cfg: FlashDecodeKernelConfig, all_parts: int, parts: int, ctas: int) -> int:
-    """The number of runs into which a sequence's parts are grouped when all sequences have the same
-    length."""
+    """The number of runs into which the parts of a sequence are grouped if all sequences have the
+    same length."""
     share = _ROUNDING_UP * all_parts / (ctas * cfg.rounds) if all_parts > ctas else 0.0
     length = 1
     while length < parts and 2 * length <= share:
@@ -142,13 +147,15 @@ def runs_of(cfg: FlashDecodeKernelConfig, all_parts: int, parts: int, ctas: int)
     return -(-parts // length)
 
 
-# For chunks, min_keys is multiplied by this factor. The C++ code has the same constant.
+# The factor by which min_keys is multiplied in the kernel for chunks. The C++ code has the same
+# constant.
 _CHUNK_MIN_KEYS_FACTOR = 8
 
 
 def _serving(cfg: FlashDecodeKernelConfig, problem: Problem) -> FlashDecodeKernelConfig:
-    """A config whose main kernel does the same work as the kernel for this problem: `cfg` itself
-    or, for many rows, a config with the tiles of the chunk kernel."""
+    """Returns a config whose main kernel does the same work as the kernel of `cfg` that computes
+    this problem. This is `cfg` itself or, for many rows, a config with the tiles of the chunk
+    kernel."""
     rows = problem.seq_q * problem.heads_q // problem.heads_k
     if not cfg.chunk_rows or rows <= cfg.most_rows_without_chunks:
         return cfg
@@ -157,10 +164,11 @@ def _serving(cfg: FlashDecodeKernelConfig, problem: Problem) -> FlashDecodeKerne
     return replace(tile, min_keys=least, parts_per_sm=1)
 
 
-# The kernel with warpgroups is assumed to reach this share of the rate of wgmma.
+# The share of the rate of wgmma that the kernel with warpgroups is assumed to reach.
 _SHARE_OF_WGMMA = 0.75
-# That kernel is used only if a sequence's tiles fill at least this many tenths of the SMs; the key
-# says whether the config is canonical. csrc/mma_sync_decode/warpgroup_plan.cc has the same values.
+# The kernel with warpgroups is used only if the tiles of a sequence fill at least this many tenths
+# of the SMs. The key is True for canonical configs. csrc/mma_sync_decode/warpgroup_plan.cc has the
+# same values.
 _TENTHS_OF_SMS = {False: 6, True: 3}
 _TILE_ROWS = 2 * WARPGROUP_ROWS
 
@@ -168,7 +176,7 @@ _TILE_ROWS = 2 * WARPGROUP_ROWS
 def most_rows_without_warpgroups(
     cfg: FlashDecodeKernelConfig, problem: Problem, device: DeviceSpec
 ) -> float:
-    """The maximum number of rows per K/V head for which the mma.sync kernels compute a sequence,
+    """The maximum number of rows per K/V head of the sequences that the mma.sync kernels compute,
     whatever the batch; infinite if the config has no kernel with warpgroups."""
     if not cfg.chunk_warpgroups:
         return float("inf")
@@ -196,7 +204,7 @@ def _work_of_warpgroups(
 
 
 def call_work(cfg: FlashDecodeKernelConfig, problem: Problem, device: DeviceSpec) -> CallWork:
-    """The work of all launches of a call; the time is infinite if an SM cannot hold a CTA."""
+    """The work of all launches of a call, whose time is infinite if an SM cannot hold a CTA."""
     all_rows = problem.seq_q * problem.heads_q // problem.heads_k
     if all_rows > most_rows_without_warpgroups(cfg, problem, device):
         return _work_of_warpgroups(cfg, problem, device)
@@ -218,7 +226,7 @@ def call_work(cfg: FlashDecodeKernelConfig, problem: Problem, device: DeviceSpec
     items = heads * runs
     columns = cfg.d_head + cfg.d_head_v
     per_item = keys * columns * cfg.cache_element_bytes
-    # Tiles that share keys read the keys from the L2.
+    # Of the tiles that share keys, all but the first read the keys from the L2.
     dram = items / tiles * per_item / (rates.dram * device.sm_count)
     steps = -(-keys // cfg.B_c)
     row_tiles, key_tiles = cfg.rows_per_warp / MMA_ROWS, cfg.multiplied_keys / 8
@@ -230,8 +238,8 @@ def call_work(cfg: FlashDecodeKernelConfig, problem: Problem, device: DeviceSpec
         widened = pairs * _PER_PAIR[cfg.dtype]
     issue = products * _PER_PRODUCT + cfg.scores * _PER_SCORE + _PER_STEP + widened
     issue *= cfg.n_warps / QUARTERS
-    # An SM stalls if it has fewer bytes in flight than the latency times its share of the
-    # bandwidth.
+    # An SM stalls if it has fewer bytes in flight than the product of the latency and its share of
+    # the bandwidth.
     at_once = min(ctas, -(-items // device.sm_count))
     in_flight = at_once * min(cfg.bytes_in_flight, per_item)
     waited = cfg.stage_bytes * _LATENCY * at_once / max(in_flight, 1)
@@ -249,14 +257,14 @@ def call_work(cfg: FlashDecodeKernelConfig, problem: Problem, device: DeviceSpec
 
 # --- compilation ---------------------------------------------------------------------------------
 
-# How long everything except the MMAs takes to compile, in the four kernels together, in units of
-# one MMA.
+# The compile time of everything except the MMAs, in the four kernels together, in units of one
+# MMA's compile time.
 _FIXED_COST = 700.0
 
 
 def compile_cost(cfg: FlashDecodeKernelConfig) -> float:
-    """How long a config takes to compile, relative to others: the m16n8k16 MMAs in one unrolled
-    step of a warp, in the dense and the paged kernels."""
+    """The compile time of a config, relative to other configs: the number of m16n8k16 MMAs in one
+    unrolled step of a warp, in the dense and the paged kernels together."""
     rows_by_keys = cfg.rows_per_warp * cfg.multiplied_keys + (
         MMA_ROWS * cfg.B_c if cfg.chunk_rows else 0
     )

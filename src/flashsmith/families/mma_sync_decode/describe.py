@@ -1,4 +1,4 @@
-"""Descriptions of a kernel of the mma_sync_decode family, for `flashsmith explain`."""
+"""Describes the kernels of the mma_sync_decode family, for `flashsmith explain`."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from flashsmith.families.family import Intensity, SmemRegion
 from flashsmith.families.mma_sync_decode.config import FlashDecodeKernelConfig
 from flashsmith.families.order import FIRST_TILE, ONE_STATE, Order
 
-# For each use of shared memory in the kernels, the kinds of access that the emulator counts for it.
+# For each use that the kernels make of shared memory, the kinds of access that the emulator counts
+# as this use.
 CONFLICT_KINDS: dict[str, tuple[str, ...]] = {
     "ldmatrix": ("ldmatrix",),
     "copy st": ("cp.async",),
@@ -18,10 +19,12 @@ CONFLICT_KINDS: dict[str, tuple[str, ...]] = {
 
 
 def smem_map(cfg: FlashDecodeKernelConfig) -> Sequence[SmemRegion]:
-    """The layout of shared memory. The stages of each warp are contiguous; at the end, the warp's
-    sums overwrite its stages. Warps with own rows or columns share the stages; with own_rows, Q is
-    copied to registers through the last one. If a cluster computes a chunk, a CTA has some columns
-    of all values of a round."""
+    """The layout of a CTA's dynamic shared memory.
+
+    The stages of each warp are contiguous; at the end, the sums of a warp overwrite its stages. If
+    each warp has its own rows or columns, all warps share the stages. With own_rows, Q is copied to
+    registers through the last stage. If a cluster computes a chunk, each CTA has some columns of
+    all values of a round."""
     if cfg.chunk_cluster:
         return _regions_in_cluster(cfg)
     if cfg.shares_stages:
@@ -43,7 +46,7 @@ def smem_map(cfg: FlashDecodeKernelConfig) -> Sequence[SmemRegion]:
 
 
 def _regions_in_cluster(cfg: FlashDecodeKernelConfig) -> Sequence[SmemRegion]:
-    """The layout of a CTA of a cluster that computes a chunk."""
+    """The layout of a CTA's dynamic shared memory if a cluster computes a chunk."""
     keys, columns = cfg.chunk_cluster * cfg.B_c, cfg.d_head // cfg.chunk_cluster
     element = cfg.dtype.element_size
     padding = 64 * cfg.column_warps
@@ -70,7 +73,7 @@ def _regions_in_cluster(cfg: FlashDecodeKernelConfig) -> Sequence[SmemRegion]:
 def _regions(
     cfg: FlashDecodeKernelConfig, tiles: list[tuple[str, int, int]], rest: str
 ) -> Sequence[SmemRegion]:
-    """smem_regions(), with the actual sizes in bytes of keys and values."""
+    """Returns the same as smem_regions(), but with the actual sizes of keys and values in bytes."""
     regions, begin = [], 0
     for name, _, rows in tiles:
         is_value = name.startswith("V")
@@ -84,7 +87,7 @@ def _regions(
 
 
 def order(cfg: FlashDecodeKernelConfig, arch: int) -> Order:
-    """The order of operations in which a row is computed."""
+    """The order of operations in which a kernel computes a row."""
     if cfg.canonical:
         return Order.canonical(arch, cfg.B_c)
     states, warps = ONE_STATE, ""
@@ -111,10 +114,10 @@ def order(cfg: FlashDecodeKernelConfig, arch: int) -> Order:
 
 
 def intensity(cfg: FlashDecodeKernelConfig) -> Intensity:
-    """FLOP per byte in the loop over the keys of a full tile.
+    """The FLOP per byte of the loop over keys, for a full tile.
 
-    A key costs 2 B_r (d + d_v) FLOP. A key is read once from global memory and once from shared
-    memory; with own_rows every warp reads it from shared memory. Queries that do not fit in
+    Each key costs 2 B_r (d + d_v) FLOP. A key is read once from global memory and once from shared
+    memory, but with own_rows every warp reads it from shared memory. Queries that do not fit in
     registers are read from shared memory again for every keys_per_warp keys or, if warps have their
     own columns, for every half stage.
     """

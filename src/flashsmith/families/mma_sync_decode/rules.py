@@ -13,26 +13,26 @@ from flashsmith.families.mma_sync_decode.config import MIN_KEYS, MMA_ROWS, Flash
 from flashsmith.families.rule import Rule, supported
 from flashsmith.families.warpgroups import HOPPER_ARCH
 
-# The maximum number of fp32 sums and scores per thread, by the number of keys of a warp. With more,
-# fragments and addresses would not fit in the remaining registers (of 255) and would spill.
+# The maximum number of fp32 sums and scores per thread, keyed by the number of keys of a warp. With
+# more, too few of the 255 registers would remain for fragments and addresses, which would spill.
 MAX_ELEMENTS = {16: 144, 32: 128}
-# The maximum number of fp32 sums and scores per thread of the chunk kernel, by the number of keys
-# of a stage. Each of its warps computes 16 rows for all keys of a stage. With 64 keys and d_head
-# 192, a kernel with window, softcap and pages spills.
+# The maximum number of fp32 sums and scores per thread of the chunk kernel, keyed by the number of
+# keys of a stage. In this kernel, each warp computes 16 rows for all keys of a stage. With 64 keys
+# and d_head 192, a kernel with window, softcap and pages spills.
 _MAX_CHUNK_ELEMENTS = {32: 144}
 _MAX_OTHER_CHUNK_ELEMENTS = 112
-# The maximum number of fp32 sums and scores per thread with own_rows, where warps also keep sums
+# The maximum number of fp32 sums and scores per thread with own_rows; with it, warps also keep sums
 # over earlier keys.
 MAX_OWN_ELEMENTS = 96
-# The maximum number of warps of a canonical config: with more, the first columns of some warps
-# would lie beyond the first panel.
+# The maximum number of warps of a canonical config. With more warps, the first columns of some
+# warps would be outside the first panel.
 MOST_CANONICAL_WARPS = 4
 
 
 def _copies_whole_rows(cfg: FlashDecodeKernelConfig) -> bool:
-    """Whether each copy instruction of a warp stays within the keys of this warp in a stage, and
-    gives each lane at most one key. Such an instruction copies 4 rows of a panel of 64 columns, or
-    8 rows of a panel of 32."""
+    """Whether, in the chunk kernel, each copy instruction of a warp copies only keys of this warp,
+    and each lane copies at most one key. A copy instruction copies 4 rows of a panel of 64 columns,
+    or 8 rows of a panel of 32."""
     least = 4 if cfg.key_bytes % 128 == 0 == cfg.value_bytes % 128 else 8
     return not cfg.chunk_warps or least <= cfg.B_c // cfg.chunk_warps <= 32
 

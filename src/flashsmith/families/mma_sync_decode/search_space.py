@@ -14,7 +14,8 @@ from flashsmith.families.mma_sync_decode.config import FlashDecodeKernelConfig
 from flashsmith.families.search_steps import change_one_knob
 from flashsmith.semantics.dtype import DType
 
-# The search begins here. A tile of 16 rows can hold all heads of a group of up to 16 for one query.
+# The knob values with which the search begins. A tile of 16 rows has room for one query of all
+# heads of a group, if the group has at most 16 heads.
 _KNOBS: dict[str, tuple[Any, ...]] = {
     "B_r": (16,),
     "B_c": (32, 64, 128),
@@ -40,8 +41,8 @@ def search_space(dtype: DType, d_head: HeadDims) -> list[FlashDecodeKernelConfig
 
 
 def moves(cfg: FlashDecodeKernelConfig) -> Iterator[FlashDecodeKernelConfig]:
-    """The configs that differ in one knob or in both the keys and the warps, and the config with
-    own_rows."""
+    """The configs that differ from `cfg` in one knob, the configs that differ in both B_c and
+    n_warps, and the configs with own_rows."""
     yield from change_one_knob(cfg, _FIXED)
     if not cfg.own_rows:
         for keys in (32, 64):

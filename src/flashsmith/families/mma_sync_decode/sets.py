@@ -22,11 +22,11 @@ from flashsmith.operations.problem import Problem
 from flashsmith.semantics.cache_format import CacheFormat
 from flashsmith.semantics.dtype import DType
 
-# By widths: (B_r, B_c, n_warps, stages), in order of preference. For each width up to 256, the last
-# tile fits in 101,376 bytes of shared memory. The tiles of d 512 were not compared with others and
-# need at least 151,760 bytes. Up to d 256, an SM with 233,472 bytes can hold two CTAs with the
-# first tile; together these have 96 to 128 KiB of copies in flight. docs/log/decode.md explains the
-# number of parts per SM.
+# For each width or pair of widths, its tiles (B_r, B_c, n_warps, stages) in order of preference. Up
+# to width 256, the last tile fits in 101,376 bytes of shared memory. The tiles of d 512 were not
+# compared with others and need at least 151,760 bytes. Up to d 256, an SM with 233,472 bytes can
+# hold two CTAs with the first tile, whose copies together have 96 to 128 KiB in flight.
+# docs/log/decode.md explains the number of parts per SM.
 _TILES: dict[HeadDims, tuple[tuple[int, int, int, int], ...]] = {
     64: ((16, 128, 4, 3), (32, 128, 4, 3), (16, 64, 4, 4)),
     96: ((16, 64, 4, 4), (32, 64, 4, 4), (16, 64, 4, 3)),
@@ -40,33 +40,34 @@ _TILES: dict[HeadDims, tuple[tuple[int, int, int, int], ...]] = {
     HeadPair(256, 128): ((16, 64, 4, 2), (16, 32, 2, 3)),
     HeadPair(256, 256): ((16, 32, 2, 3), (16, 64, 4, 3), (16, 32, 2, 2)),
 }
-# How many rows a tile for chunks may have, in order of preference; these were not measured.
+# The numbers of rows that a tile for chunks may have, in order of preference. They were not
+# measured.
 _CHUNK_ROWS = (128, 64)
 # The number of warpgroups of the kernel for chunks of a prompt: three if there are at least
-# _LEAST_TILES_PER_SM tiles of 192 rows per SM, else two. Three are faster, but with few tiles they
-# leave SMs idle at the end. This was measured for d 128 on an H200. The number does not affect the
-# bits. Pages whose size is not a multiple of _BOX_KEYS are copied row by row; with three warpgroups
-# there are fewer copies.
+# _LEAST_TILES_PER_SM tiles of 192 rows per SM, else two. Three warpgroups are faster, but if there
+# are few tiles, they leave SMs idle at the end. This was measured for d 128 on an H200. The number
+# does not affect the bits. Pages whose size is not a multiple of _BOX_KEYS are copied row by row;
+# with three warpgroups there are fewer copies.
 _WARPGROUPS, _MOST_WARPGROUPS = 2, 3
 _LEAST_TILES_PER_SM = 2.5
 _BOX_KEYS = 8
-# full_tiles was timed for this d_head with several queries: large calls took 9% less time, and no
-# call took longer.
+# The d_head for which full_tiles was timed with several queries: large calls took 9% less time, and
+# no call took longer.
 _FILLED_D_HEAD = 128
-# How many stages a kernel may have.
+# The numbers of stages that a kernel may have.
 _STAGES: tuple[int, ...] = FlashDecodeKernelConfig.__dataclass_fields__["stages"].metadata["values"]
 
 
 def get_decode_configs(
     dtypes: Sequence[DType] = tuple(DType), device: DeviceSpec = DEFAULT_DEVICE
 ) -> list[FlashDecodeKernelConfig]:
-    """The set 'decode': a few configs for each dtype and d_head."""
+    """Returns the set 'decode': a few configs for each dtype and d_head."""
     d_heads = [d for d in _TILES if not isinstance(d, HeadPair)]
     return [cfg for dtype in dtypes for d in d_heads for cfg in candidates(dtype, d, device)]
 
 
 def candidates(dtype: DType, d_head: HeadDims, device: DeviceSpec) -> list[FlashDecodeKernelConfig]:
-    """The configs for d_head or a pair of widths that are legal on a device, in order of
+    """Returns the legal candidates for d_head or a pair of widths on a device, in order of
     preference."""
     widths = split_dims({"dtype": dtype, "d_head": d_head})
     made = (
@@ -79,17 +80,17 @@ def candidates(dtype: DType, d_head: HeadDims, device: DeviceSpec) -> list[Flash
     return [cfg for cfg in made if is_legal(cfg, device)]
 
 
-# For canonical configs: the rows that a tile may have, and the numbers of stages in order of
-# preference.
+# For canonical configs: the numbers of rows that a tile may have, and the numbers of stages in
+# order of preference.
 _CANONICAL_ROWS, _CANONICAL_STAGES = (16, 32), (4, 3, 2)
 
 
 def canonical(cfg: FlashDecodeKernelConfig, device: DeviceSpec) -> FlashDecodeKernelConfig | None:
-    """The canonical counterpart of `cfg`.
+    """Returns the canonical counterpart of `cfg`; None if it is not legal on the device.
 
-    A stage is a tile of the canonical order. Each warp copies 32 keys of the tile, or 16 if the
-    tile has fewer than 128. At d 512, four warps divide the columns, and only two of them have
-    keys.
+    A stage holds one tile of the canonical order. Each warp copies 32 keys of the tile, or 16 if
+    the tile has fewer than 128 keys. At d 512, four warps divide the columns, but only two of them
+    copy keys.
     """
     tile = tile_of(cfg, device.arch)
     warps = cfg.n_warps if cfg.own_columns else min(4, tile // MMA_ROWS)
@@ -103,22 +104,25 @@ def canonical(cfg: FlashDecodeKernelConfig, device: DeviceSpec) -> FlashDecodeKe
     return next((one for one in made if is_legal(one, device)), None)
 
 
-# The limits for computing a chunk with all CTAs of a cluster, measured on an H200. With fewer keys
-# or more CTAs, a single CTA per chunk is as fast. A cluster has at most as many CTAs as a sequence
-# has tiles. See docs/log/bits.md. The kernel serves tiles of at most CLUSTER_ROWS rows.
+# The limits within which all CTAs of a cluster compute a chunk together, measured on an H200. With
+# fewer keys or more CTAs, a single CTA per chunk is as fast. A cluster has at most as many CTAs as
+# a sequence has tiles. See docs/log/bits.md. The kernel for this supports tiles of at most
+# CLUSTER_ROWS rows.
 _CLUSTERS, CLUSTER_ROWS = (8, 4, 2), 8
-# The cluster sizes for which keys_first was measured, at d 128; it shortened every call.
+# The d_head and the minimum cluster size for which keys_first was measured; it shortened every
+# call.
 _KEYS_FIRST_D, _KEYS_FIRST_CTAS = 128, 4
 _LEAST_CLUSTER_KEYS, _MOST_CLUSTER_CTAS = 512, 64
-# Where canonical calls of few rows were measured with an early launch: each took 0.5 to 11% less.
+# The d_head for which canonical calls with few rows were measured with an early launch: each call
+# took 0.5 to 11% less time.
 _EARLY_D = 128
 
 
 def _in_clusters(
     cfg: FlashDecodeKernelConfig, problem: Problem, device: DeviceSpec
 ) -> FlashDecodeKernelConfig | None:
-    """The config in which the CTAs of a cluster share a chunk, for a canonical problem with few
-    chunks; None if there are enough chunks. It gives the same bits as `cfg`."""
+    """Returns the config in which the CTAs of a cluster share a chunk, for a canonical problem with
+    few chunks; None if the problem has enough chunks. The config gives the same bits as `cfg`."""
     if problem.seq_k < _LEAST_CLUSTER_KEYS:
         return None
     chunks = problem.batch * problem.heads_k * -(-problem.seq_k // CHUNK)
@@ -141,11 +145,12 @@ def _in_clusters(
 def adapt_to_queries(
     cfg: FlashDecodeKernelConfig, problem: Problem, device: DeviceSpec
 ) -> FlashDecodeKernelConfig:
-    """`cfg`, with kernels for many rows added if sequences of the problem may have many rows.
+    """Returns `cfg`, with kernels for many rows added if sequences of the problem may have many
+    rows.
 
-    On one device, the tiles of these kernels are the same in all calls. If the rows fill two tiles,
-    the config gets full_tiles, which merges the states of several columns at once and does not
-    affect the bits.
+    On one device, these kernels have the same tiles in all calls. If the rows fill two tiles, the
+    config gets full_tiles, with which the states of several columns are merged at once. This does
+    not affect the bits.
     """
     if problem.cache:
         plain = _adapt_tiles(cfg, replace(problem, cache=""), device, with_clusters=False)
@@ -155,8 +160,9 @@ def adapt_to_queries(
         return found
     if problem.semantics.program:
         return found  # kernels with warpgroups support no programs
-    # When a call is planned, warpgroup_plan.cc decides which sequences this kernel computes. In a
-    # packed call, one sequence has seq_q queries, and all others may have fewer.
+    # When a call is planned, warpgroup_plan.cc decides which sequences the kernel with warpgroups
+    # computes. In a packed call, at least one sequence has seq_q queries; the others may have
+    # fewer.
     sequences = 1 if problem.semantics.packed else problem.batch
     tiles = -(-problem.seq_q // (WARPGROUP_ROWS * _MOST_WARPGROUPS)) * sequences * problem.heads_q
     small_pages = problem.page % _BOX_KEYS != 0
@@ -169,13 +175,14 @@ def adapt_to_queries(
 def over_cache(
     cfg: FlashDecodeKernelConfig, cache: CacheFormat, device: DeviceSpec
 ) -> FlashDecodeKernelConfig:
-    """`cfg` for a cache of this format. Its outputs have the bits that `cfg` without wgmma would
-    give for the same cache in q's dtype.
+    """Returns the config to use instead of `cfg` for a cache of this format. Its outputs have the
+    bits that `cfg` without wgmma would give for the same cache in q's dtype.
 
-    Keys of 8-bit floats take half the shared memory, so there is one more stage if `cfg` has room
-    for it; more did not make calls faster on an H200. Canonical configs, which were not compared,
-    have as many as fit. If its tiles for chunks cannot copy such keys, it gets smaller tiles, which
-    change the bits of chunks. A config that is for this format already is returned unchanged.
+    Keys of 8-bit floats take half the shared memory, so the config has one more stage than `cfg` if
+    the stage fits in the shared memory of `cfg`. More stages did not make calls faster on an H200.
+    Canonical configs, for which this was not measured, have as many stages as fit. If the tiles for
+    chunks cannot copy such keys, the config has smaller tiles for chunks, which change the bits of
+    chunks. If `cfg` is already for this format, it is returned unchanged.
     """
     if cfg.cache == cache:
         return cfg
@@ -204,7 +211,7 @@ def _adapt_tiles(
     *,
     with_clusters: bool = True,
 ) -> FlashDecodeKernelConfig:
-    """`cfg`, with mma.sync kernels that fit the problem's number of rows."""
+    """Returns `cfg`, with mma.sync kernels whose tiles fit the problem's number of rows."""
     rows = problem.seq_q * problem.heads_q // problem.heads_k
     if cfg.canonical:
         if with_clusters and rows <= CLUSTER_ROWS:

@@ -20,8 +20,8 @@ from flashsmith.semantics.dtype import DType
 
 
 class MmaSyncMlaFamily(LatentFamily):
-    """Kernels whose CTAs compute 16 query rows each, for few query heads and for GPUs without
-    wgmma."""
+    """Kernels in which each CTA computes 16 query rows. They are for calls with few query heads and
+    for GPUs without wgmma."""
 
     config_class = MmaSyncMlaKernelConfig
     title = "mma.sync latent"

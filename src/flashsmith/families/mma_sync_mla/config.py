@@ -96,12 +96,12 @@ class MmaSyncMlaKernelConfig(LatentConfig):
 
     @property
     def B_r(self) -> int:
-        """Query rows of a CTA's tile."""
+        """The number of query rows of a CTA's tile."""
         return ROWS
 
     @property
     def n_warps(self) -> int:
-        """Warps of a CTA."""
+        """The number of warps of a CTA."""
         return WARPS
 
     @property
@@ -110,13 +110,13 @@ class MmaSyncMlaKernelConfig(LatentConfig):
 
     @property
     def share_bytes(self) -> int:
-        """Bytes of shared memory for the warps' shares of the scores, in fp32; each score has two
-        shares."""
+        """The bytes of shared memory for the warps' shares of the scores in fp32; each score is the
+        sum of two shares."""
         return 2 * ROWS * self.B_c * _FLOAT_BYTES
 
     @property
     def cache_element_bytes(self) -> int:
-        """Bytes of an element of the cache."""
+        """The number of bytes of an element of the cache."""
         return 1 if self.cache.is_8bit else self.dtype.element_size
 
     def smem_bytes(self, elem_size: int = 2) -> int:

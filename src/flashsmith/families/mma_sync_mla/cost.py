@@ -1,5 +1,5 @@
-"""Costs of the mma_sync_mla family. Nothing was measured; the figures come from counted
-instructions, instruction latencies and the GPUs' rates."""
+"""The cost model of the mma_sync_mla family. Nothing was measured: the figures follow from numbers
+of instructions, latencies of instructions and the rates of GPUs."""
 
 from __future__ import annotations
 
@@ -11,17 +11,19 @@ from flashsmith.families.tile_work import EXP2, SMEM_BYTES, CallWork, rates_of
 from flashsmith.operations.problem import Problem
 from flashsmith.semantics.dtype import DType
 
-# Cycles from one block of 32 keys to the next if a CTA runs alone: two barriers, the MMAs of each
-# product one after another, the exchange of scores through shared memory, and the softmax.
+# The number of cycles that a CTA that runs alone takes for a block of 32 keys: for two barriers,
+# the MMAs of each product one after another, the exchange of scores through shared memory, and the
+# softmax.
 _ALONE = 900.0
 _ALONE_KEYS = 32
 _REGISTERS = 232
-# Instructions of a warp that load and widen a pair of 8-bit floats, as mma_sync_decode's.
+# The number of instructions with which a warp loads and widens a pair of 8-bit floats, counted as
+# in mma_sync_decode.
 _PER_PAIR = {DType.FP16: 1.6, DType.BF16: 4.6}
 
 
 def step_cycles(cfg: MmaSyncMlaKernelConfig, device: DeviceSpec, ctas: int) -> float:
-    """The cycles that each of `ctas` CTAs on an SM takes for a block of keys."""
+    """The number of cycles that a CTA takes for a block of keys while `ctas` CTAs share its SM."""
     rates = rates_of(device)
     columns = cfg.d_head + cfg.d_v
     products = 2 * cfg.B_r * cfg.B_c * columns / rates.mma
@@ -36,7 +38,7 @@ def step_cycles(cfg: MmaSyncMlaKernelConfig, device: DeviceSpec, ctas: int) -> f
 
 
 def work(cfg: MmaSyncMlaKernelConfig, problem: Problem, device: DeviceSpec) -> CallWork:
-    """The work of all launches of a call; the time is infinite if an SM cannot hold a CTA."""
+    """The work of all launches of a call, whose time is infinite if an SM cannot hold a CTA."""
     limits = cfg.cta_limits(
         device.max_smem_per_sm,
         _REGISTERS,

@@ -1,4 +1,4 @@
-"""Descriptions of a kernel of the mma_sync_mla family, for `flashsmith explain`."""
+"""Describes the kernels of the mma_sync_mla family, for `flashsmith explain`."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from flashsmith.families.latent import order_of_rows
 from flashsmith.families.mma_sync_mla.config import WARPS, MmaSyncMlaKernelConfig
 from flashsmith.families.order import Order
 
-# For each use of shared memory in the kernels, the kinds of access that the emulator counts for it.
+# For each use that the kernels make of shared memory, the kinds of access that the emulator counts
+# as this use.
 CONFLICT_KINDS: dict[str, tuple[str, ...]] = {
     "ldmatrix": ("ldmatrix",),
     "copy st": ("cp.async",),
@@ -25,7 +26,7 @@ def smem_map(cfg: MmaSyncMlaKernelConfig) -> Sequence[SmemRegion]:
 
 
 def intensity(cfg: MmaSyncMlaKernelConfig) -> Intensity:
-    """FLOP per byte in the loop over blocks of keys, without the work outside the loop.
+    """The FLOP per byte of the loop over blocks of keys; the work outside the loop does not count.
 
     A block is read from global memory once. From shared memory, the block is read once for the
     scores, and its first d_v columns again for O. Each warp also reads all shares of the scores.
@@ -37,5 +38,5 @@ def intensity(cfg: MmaSyncMlaKernelConfig) -> Intensity:
 
 
 def order(cfg: MmaSyncMlaKernelConfig, arch: int) -> Order:
-    """The order of operations in which a row is computed."""
+    """The order of operations in which a kernel computes a row."""
     return order_of_rows(cfg, arch, _LOG2_GROWTH if cfg.lazy_rescale else 0)

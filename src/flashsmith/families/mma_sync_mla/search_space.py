@@ -12,5 +12,5 @@ _FIXED = ("dtype", "d_head", "d_v", "cache")
 
 
 def moves(cfg: MmaSyncMlaKernelConfig) -> Iterator[MmaSyncMlaKernelConfig]:
-    """The configs in which one knob has another value."""
+    """The configs that differ from `cfg` in one knob."""
     return change_one_knob(cfg, _FIXED)

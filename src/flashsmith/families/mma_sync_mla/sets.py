@@ -14,18 +14,18 @@ from flashsmith.families.mma_sync_mla.config import MmaSyncMlaKernelConfig
 from flashsmith.semantics.cache_format import CacheFormat
 from flashsmith.semantics.dtype import DType
 
-# The preferred number of CTAs per SM: while one waits for barriers or its scores, the other
-# multiplies.
+# The numbers of CTAs per SM, in order of preference. If there are two, one CTA multiplies while the
+# other waits for barriers or scores.
 _CTAS = (2, 1)
 
 
 def candidates(dtype: DType, widths: HeadDims, device: DeviceSpec) -> list[MmaSyncMlaKernelConfig]:
-    """The config for d and d_v with the most stages that let two CTAs fit on an SM or, if that is
-    impossible, one. Empty for a single width."""
+    """Returns the config for d and d_v that has the most stages with which two CTAs fit on an SM
+    or, if two never fit, with which one fits. Returns [] for a single width."""
     if not isinstance(widths, HeadPair) or widths not in PAIRS:
         return []
-    # A part's rows of o are written and read again in fp32 for the merge, which takes 3% of the
-    # bytes of 1,024 keys.
+    # For the merge, the rows of o of each part are written in fp32 and read back, which moves 3% as
+    # many bytes as 1,024 keys have.
     plain = MmaSyncMlaKernelConfig(dtype, widths.d_head, 32, 2, 1024, 32, True, widths.d_v)
     stages = reversed(plain.family.knob_values["stages"])
     for ctas, count in product(_CTAS, stages):
@@ -38,9 +38,9 @@ def candidates(dtype: DType, widths: HeadDims, device: DeviceSpec) -> list[MmaSy
 def over_cache(
     cfg: MmaSyncMlaKernelConfig, cache: CacheFormat, device: DeviceSpec
 ) -> MmaSyncMlaKernelConfig:
-    """`cfg` for a cache of this format, with the same bits. Rows of 8-bit floats take half the
-    shared memory, so there are as many stages as `cfg` has room for. A config that is for this
-    format already is returned unchanged."""
+    """Returns the config to use instead of `cfg` for a cache of this format; it gives the same
+    bits. Rows of 8-bit floats take half the shared memory, so the config has as many stages as fit
+    in the shared memory of `cfg`. If `cfg` is already for this format, it is returned unchanged."""
     if cfg.cache == cache:
         return cfg
     stages = reversed(cfg.family.knob_values["stages"]) if cache.is_8bit else (cfg.stages,)
@@ -53,15 +53,16 @@ def over_cache(
 def proof_configs(
     dtype: DType, widths: HeadDims, device: DeviceSpec
 ) -> list[MmaSyncMlaKernelConfig]:
-    """The candidates, and one more config, which rescales at once, splits short sequences and has
-    larger blocks."""
+    """The configs that proofs check: the candidates, and one more config, which rescales at once,
+    splits short sequences and has larger blocks."""
     found = candidates(dtype, widths, device)
     changes = {"B_c": 64, "stages": 2, "min_keys": 128, "most_parts": 4, "lazy_rescale": False}
     return [*found, *(cfg.with_knobs(**changes) for cfg in found[:1])]
 
 
 def get_mla_configs(dtypes: Sequence[DType] = tuple(DType)) -> list[MmaSyncMlaKernelConfig]:
-    """The set 'latent-mma': for each dtype and d_head, one config per size of shared memory."""
+    """Returns the set 'latent-mma': for each dtype and d_head, one config for each size of shared
+    memory."""
     devices = map(device_spec, ("H200", "A100", "L40S"))
     asked = product(dtypes, PAIRS, devices)
     return list(dict.fromkeys(cfg for dtype, d, gpu in asked for cfg in candidates(dtype, d, gpu)))

@@ -15,8 +15,8 @@ from flashsmith.semantics.dtype import DType
 
 
 class RowMergeFamily(Family):
-    """Kernels that sum a row's parts in the order in which these are given; memory bandwidth limits
-    their speed."""
+    """Kernels that sum the parts of a row in the order in which the caller passes the parts. Memory
+    bandwidth limits the speed of these kernels."""
 
     config_class = RowMergeKernelConfig
     title = "merge"

@@ -1,4 +1,4 @@
-"""Costs of the row_merge family."""
+"""The compile and translation times of the row_merge family."""
 
 from __future__ import annotations
 

@@ -7,5 +7,5 @@ from flashsmith.semantics.dtype import DType
 
 
 def search_space(dtype: DType, d_head: int) -> list[RowMergeKernelConfig]:
-    """A config for each number of warps."""
+    """Returns a config for each number of warps."""
     return [RowMergeKernelConfig(dtype, d_head, n_warps) for n_warps in (1, 2, 4, 8)]

@@ -7,6 +7,6 @@ from flashsmith.semantics.dtype import DType
 
 
 def candidates(dtype: DType, d_head: int) -> list[RowMergeKernelConfig]:
-    """One config with 4 warps, with which even a few rows are spread over many SMs, while 16 CTAs
-    fill an SM."""
+    """Returns a single config with 4 warps. Its CTAs are so small that even a few rows are spread
+    over many SMs, but 16 of them fill an SM."""
     return [RowMergeKernelConfig(dtype, d_head, 4)]

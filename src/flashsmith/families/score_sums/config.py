@@ -12,7 +12,7 @@ from flashsmith.families.config import THREADS_PER_WARP, KernelConfig
 from flashsmith.families.knob import knob
 from flashsmith.semantics.dtype import DType
 
-# Queries and keys of a tile: 16 queries for each of four warps.
+# The number of queries and the number of keys of a tile. Each of the four warps has 16 queries.
 TILE = 64
 _FLOAT_BYTES = 4
 
@@ -46,11 +46,12 @@ class ScoreSumsKernelConfig(KernelConfig):
 
     @property
     def n_threads(self) -> int:
-        """Threads of a CTA."""
+        """The number of threads of a CTA."""
         return TILE // 16 * THREADS_PER_WARP
 
     def smem_bytes(self, elem_size: int = 2) -> int:
-        """Tiles of q, do, k and v, or of fp32 sums in their place."""
+        """The bytes of a CTA's dynamic shared memory, which holds tiles of q, do, k and v, and
+        later a tile of fp32 sums in their place."""
         return max(4 * TILE * self.d_head * elem_size, TILE * (TILE + 1) * _FLOAT_BYTES)
 
     def fills_tiles(self, seq_q: int, seq_k: int, d: int) -> bool:

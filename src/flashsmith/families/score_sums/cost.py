@@ -1,4 +1,4 @@
-"""Costs of the score_sums family."""
+"""The compile and translation times of the score_sums family."""
 
 from __future__ import annotations
 

@@ -7,5 +7,5 @@ from flashsmith.semantics.dtype import DType
 
 
 def search_space(dtype: DType, d_head: int) -> list[ScoreSumsKernelConfig]:
-    """The only config."""
+    """Returns the only config for d_head."""
     return [ScoreSumsKernelConfig(dtype, d_head)]

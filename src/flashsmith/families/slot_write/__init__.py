@@ -18,7 +18,7 @@ from flashsmith.semantics.dtype import DType
 
 
 class SlotWriteFamily(Family):
-    """Kernels that only copy rows; memory bandwidth limits their speed."""
+    """Kernels that only copy rows, whose speed memory bandwidth limits."""
 
     config_class = SlotWriteKernelConfig
     title = "cache writes"

@@ -71,12 +71,12 @@ class SlotWriteKernelConfig(KernelConfig):
 
     @property
     def n_threads(self) -> int:
-        """Threads of a CTA."""
+        """The number of threads of a CTA."""
         return THREADS_PER_WARP * self.n_warps
 
     def smem_bytes(self, elem_size: int = 2) -> int:
         return 0
 
     def fills_tiles(self, seq_q: int, seq_k: int, d: int) -> bool:
-        """Always true: there are no tiles, so one kernel serves all sizes."""
+        """Returns True: there are no tiles, so one kernel serves all sizes."""
         return True

@@ -1,4 +1,4 @@
-"""Costs of the slot_write family."""
+"""The compile and translation times of the slot_write family."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""Descriptions of the slot_write family for reports."""
+"""Describes the kernels of the slot_write family, for reports."""
 
 from __future__ import annotations
 
 
 def registers_in_words(registers: int) -> str:
-    """The registers per thread as a string."""
+    """The number of registers per thread, as words for a report."""
     return f"{registers} of 255, most of them for addresses"

@@ -8,6 +8,6 @@ from flashsmith.semantics.dtype import DType
 
 
 def search_space(dtype: DType, d_head: HeadDims) -> list[SlotWriteKernelConfig]:
-    """A config for each number of warps."""
+    """Returns a config for each number of warps."""
     widths = split_dims({"dtype": dtype, "d_head": d_head})
     return [SlotWriteKernelConfig(**widths, n_warps=n_warps) for n_warps in (1, 2, 4, 8)]

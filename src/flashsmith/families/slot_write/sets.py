@@ -8,6 +8,6 @@ from flashsmith.semantics.dtype import DType
 
 
 def candidates(dtype: DType, d_head: HeadDims) -> list[SlotWriteKernelConfig]:
-    """A single config with 4 warps. Its CTAs are so small that even a few rows are spread over many
-    SMs, but 16 of them fill an SM."""
+    """Returns a single config with 4 warps. Its CTAs are so small that even a few rows are spread
+    over many SMs, but 16 of them fill an SM."""
     return [SlotWriteKernelConfig(**split_dims({"dtype": dtype, "d_head": d_head}), n_warps=4)]

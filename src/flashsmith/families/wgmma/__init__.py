@@ -33,7 +33,7 @@ class WgmmaFamily(WarpgroupFamily):
     title = "wgmma"
     rules = rules.HOPPER_RULES
     # Knobs that determine shared memory are settled before knobs that determine registers, so that
-    # the search soon ends for a device that is too small for all tiles.
+    # the search ends soon on a device that has too little shared memory for all tiles.
     choose_first = (
         "dtype", "d_head", "d_v", "canonical", "n_warpgroups", "B_r", "B_c", "kv_stages",
         "q_buffers", "separate_O",
@@ -76,7 +76,8 @@ class WgmmaFamily(WarpgroupFamily):
         return list_templates(semantics, "hopper")
 
     def shipped(self) -> Sequence[tuple[WgmmaForwardKernelConfig, Semantics]]:
-        # These are plain and causal attention on whole tiles, for which the configs were chosen.
+        # The semantics are plain and causal attention on whole tiles, for which the configs were
+        # chosen.
         return [
             (cfg, semantics)
             for cfg in sets.get_hopper_configs()
@@ -128,7 +129,7 @@ class WgmmaFamily(WarpgroupFamily):
     def adapt_to_registers(
         self, cfg: WgmmaForwardKernelConfig, semantics: Semantics
     ) -> WgmmaForwardKernelConfig:
-        # With d 256, kernels of these semantics spill even if Q is not in registers.
+        # At d 256, kernels of these semantics spill even if Q is not in registers.
         spills = semantics.packed or (
             semantics.key_mask.takes_limits and not semantics.score.is_plain
         )
@@ -137,15 +138,15 @@ class WgmmaFamily(WarpgroupFamily):
     def adapt_to_program(
         self, cfg: WgmmaForwardKernelConfig, semantics: Semantics
     ) -> WgmmaForwardKernelConfig:
-        # Kernels with a stale maximum recompute scores, so a score function would be compiled in
-        # twice. With three warpgroups, functions have no registers for longer tiles or for code of
-        # short blocks.
+        # Kernels with a stale maximum compute scores a second time, so they would contain the code
+        # of a score function twice. With three warpgroups, kernels with functions have no registers
+        # for longer tiles or for the code of short blocks.
         program = semantics.caller_program
         stale_max = cfg.stale_max and program is not None and program.score is None
         adapted = replace(cfg, stale_max=stale_max, short_block=0)
         if cfg.n_warpgroups > 2 and cfg.B_c > 128:
             adapted = replace(adapted, B_c=128)
-        # A list is for the rows of one CTA in one head.
+        # A list of blocks is for the rows of one CTA in one head.
         if has_lists(semantics):
             adapted = replace(adapted, cluster_size=1, split_keys=0, pack_gqa=False)
         return adapted
@@ -173,7 +174,8 @@ class WgmmaFamily(WarpgroupFamily):
         return [one for one in found if is_legal(one, device)]
 
     def dividing_tiles(self, cfg: WgmmaForwardKernelConfig) -> dict[str, int]:
-        # TMA skips rows of Q and O beyond the tensor, so only the keys must be a multiple.
+        # TMA skips rows of Q and O beyond the tensor, so only the number of keys must be a multiple
+        # of the tile.
         return {"B_c": cfg.B_c}
 
     def loop_tiles(self, cfg: WgmmaForwardKernelConfig) -> tuple[int, int]:

@@ -27,13 +27,13 @@ from flashsmith.families.warpgroups import (
 from flashsmith.families.wgmma import describe
 from flashsmith.semantics.dtype import DType
 
-# Bytes for barriers and work-tile info, in addition to the tiles.
+# The bytes of shared memory for barriers and work-tile info, in addition to the tiles.
 BARRIER_PAGE = 1024
 
 
 class PingPong(IntEnum):
-    """The position of the warpgroup order barrier (ping-pong): nowhere, around the issue of GEMMs,
-    or around the exponentials."""
+    """The code around which a kernel has the warpgroup order barrier (ping-pong): none, the issue
+    of GEMMs, or the exponentials."""
 
     NONE = 0
     GEMM = 1
@@ -41,8 +41,8 @@ class PingPong(IntEnum):
 
 
 class Schedule(IntEnum):
-    """The tile scheduler: whether a CTA computes one tile, every n-th tile, or repeatedly the next
-    tile that no CTA has begun."""
+    """The tiles that a CTA computes: only one, every n-th one, or repeatedly the next one that no
+    CTA has begun."""
 
     ONE_TILE = 0
     STATIC_PERSISTENT = 1
@@ -50,17 +50,17 @@ class Schedule(IntEnum):
 
 
 class TileOrder(IntEnum):
-    """The order in which tiles begin: head by head, or the longest tiles first within groups of
-    heads that fit in the L2."""
+    """The order in which the tiles of a launch begin: head by head, or the longest tiles first
+    within groups of heads that fit in the L2."""
 
     BY_HEAD = 0
     LONGEST_FIRST = 1
 
 
-# For a wgmma, M is 64. In S = Q K^T, N is B_c, which must be a multiple of 16 here.
+# A wgmma has M = 64. In S = Q K^T, N is B_c, which must be a multiple of 16 in these kernels.
 D_HEADS = (32, 64, 72, 80, 96, 128, 192, 256, 512)
-# The maximum number of columns of O that a warpgroup holds; a wider O is halved between two
-# warpgroups.
+# The maximum number of columns of O that a warpgroup holds in registers. If O is wider, two
+# warpgroups hold half of its columns each.
 MOST_COLUMNS_OF_O = 256
 MAX_WARPGROUPS = 4
 MAX_KV_STAGES = 8
@@ -71,8 +71,8 @@ MAX_CTAS = 4
 MAX_EXP2_FMA_SHARE = 50
 
 _WARPGROUPS = tuple(range(1, MAX_WARPGROUPS + 1))
-# The registers for the smallest tiles: for the columns of O, for the columns of S, and for
-# everything else.
+# The number of registers per thread that the smallest tiles need: for the columns of O, for the
+# columns of S, and for everything else.
 _LEAST_TO_COMPUTE = D_HEADS[0] // 2 + MIN_B_C // 2 + REGISTERS_BESIDE_TILES
 
 
@@ -284,7 +284,7 @@ class WgmmaForwardKernelConfig(ForwardConfig):
 
     @property
     def n_threads(self) -> int:
-        """Threads of one CTA."""
+        """The number of threads of a CTA."""
         return WARPGROUP_THREADS * (self.consumers + 1)
 
     @property
@@ -300,37 +300,37 @@ class WgmmaForwardKernelConfig(ForwardConfig):
 
     @property
     def O_columns(self) -> int:
-        """Columns of O that one warpgroup computes."""
+        """The number of columns of O that one warpgroup computes."""
         return self.d_head_v // 2 if self.halves_O else self.d_head_v
 
     @property
     def n_warps(self) -> int:
-        """Warps of one CTA, including the producer's."""
+        """The number of warps of a CTA, including the warps of the producer."""
         return self.n_threads // THREADS_PER_WARP
 
     @property
     def rows_per_warp(self) -> int:
-        """How many rows of Q a warp owns."""
+        """The number of rows of Q that one warp computes."""
         return WARPGROUP_ROWS * THREADS_PER_WARP // WARPGROUP_THREADS
 
     def tile_bytes(self, elem_size: int = 2) -> int:
-        """Bytes of the Q, K and V tiles that a CTA has at once, and with separate_O of the O
-        tile."""
+        """The bytes of the Q, K and V tiles that a CTA has at the same time and, with separate_O,
+        of the O tile."""
         of_qk = self.B_r * self.q_buffers + self.kv_stages * self.B_c
         of_v = self.B_r * self.separate_O + self.kv_stages * self.B_c
         columns = of_qk * tile_columns(self.d_head) + of_v * tile_columns(self.d_head_v)
         return columns * elem_size
 
     def smem_bytes(self, elem_size: int = 2) -> int:
-        """Bytes of dynamic shared memory of a CTA: the tiles, a page for barriers, and P for a
-        partner."""
-        # Each thread sends the partner its share of P, in 16 bits, and two floats.
+        """The bytes of a CTA's dynamic shared memory: for the tiles, a page of barriers, and the P
+        that a warpgroup sends to its partner."""
+        # Each thread sends to the partner its elements of P, of 16 bits each, and two floats.
         message = WARPGROUP_THREADS * (self.B_c + 8) if self.halves_O else 0
         return self.tile_bytes(elem_size) + BARRIER_PAGE + message
 
     def fills_tiles(self, seq_q: int, seq_k: int, d: int) -> bool:
-        """Whether tiles divide these sizes, so that a kernel without bounds checks can compute
-        them.
+        """Whether these sizes consist of whole tiles, so that a kernel without bounds checks can
+        compute the problem.
 
         Rows need not fill a tile, because TMA skips rows of Q and O beyond the tensor.
         """

@@ -1,15 +1,16 @@
 """The cost model of the wgmma family: how long an SM takes for one step of a CTA's loop.
 
-The SM holds ctas_per_sm CTAs, mostly one.
+An SM holds ctas_per_sm CTAs, in most configs one.
 
 In a step, each warpgroup computes a QK GEMM, a softmax and a PV GEMM for 64 rows and B_c keys. All
-warpgroups share the tensor cores and the exp2 units. The chain of one warpgroup is GEMM, softmax,
-GEMM, and its waits at barriers. With overlap, the chain takes as long as the longer of the GEMMs
-and the softmax, plus these waits. The three limits are combined as in mma_sync.
+warpgroups share the tensor cores and the exp2 units. The chain of one warpgroup consists of a GEMM,
+a softmax, a GEMM, and waits at barriers. With overlap, the chain takes as long as the GEMMs or the
+softmax, whichever is longer, plus these waits. The model combines these three limits as in
+mma_sync.
 
 The constants below are fitted to 32 timings on an H200 at d 128 (benchmarks/h200/
-hopper-first-run.csv). Problems without a mask and with longest_first were left out. Other head
-dimensions are extrapolated.
+hopper-first-run.csv). Timings of problems without a mask with longest_first were left out. Other
+head dimensions are extrapolated.
 """
 
 from __future__ import annotations
@@ -26,18 +27,19 @@ from flashsmith.families.wgmma.config import (
     WgmmaForwardKernelConfig,
 )
 
-# The compile time of a kernel, relative to others. It is short for all tiles, because a single
-# wgmma instruction multiplies for a whole warpgroup.
+# The compile time of a kernel, relative to other families. It is short for all tiles, because a
+# single wgmma instruction multiplies for a whole warpgroup.
 COMPILE_COST = 700.0
 
-# Cycles of a tile for its first copy of K, its epilogue, and the fetch of its work-tile info.
+# Cycles that a tile takes for its first copy of K, its epilogue, and the fetch of its work-tile
+# info.
 _TILE_CYCLES = 2000.0
 # Cycles of waiting for Q of the next tile, if there is no second Q buffer and no separate O buffer.
 _Q_WAIT = 600.0
 # Cycles for the first copies of a launch in which every CTA has only one tile.
 _LAUNCH_CYCLES = 1500.0
-# Cycles for barriers, for waiting for a GEMM, and for row statistics. Nothing else in the warpgroup
-# overlaps with them.
+# Cycles that a warpgroup takes per step for barriers, waiting for a GEMM, and row statistics. None
+# of its other work overlaps with these.
 _CHAIN_LATENCY = 1300.0
 _OVERHEAD = 1.03
 _NORM = 4.0
@@ -75,7 +77,8 @@ def tile_work(
 
 
 def _step_cycles(cfg: WgmmaForwardKernelConfig, flop_per_cycle: float, resident: int) -> float:
-    """The SM's cycles for one loop step of each of its ``resident`` CTAs."""
+    """The number of cycles in which an SM computes one loop step of each of its ``resident``
+    CTAs."""
     columns = 16 * cfg.QK_steps + cfg.d_head_v
     products = 2 * WARPGROUP_ROWS * cfg.B_c * columns / flop_per_cycle  # Of one warpgroup
     softmax = WARPGROUP_ROWS * cfg.B_c / EXP2 * (1 - cfg.exp2_fma_share / 100)

@@ -1,4 +1,4 @@
-"""Descriptions of a kernel of the wgmma family, for `flashsmith explain`."""
+"""Describes the kernels of the wgmma family, for `flashsmith explain`."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ def smem_map(cfg: Any) -> tuple[SmemRegion, ...]:
 
 
 def intensity(cfg: Any) -> Intensity:
-    """FLOP per byte in the loop over K and V, without the work outside the loop.
+    """The FLOP per byte of the loop over K and V; the work outside the loop does not count.
 
     A step of the loop does 2 B_r B_c (d + d_v) FLOP. K and V are read from global memory once per
-    CTA, and from shared memory once per warpgroup. All of Q counts as read from shared memory in
-    each step.
+    CTA, and from shared memory once per warpgroup. The model assumes that each step reads all of Q
+    from shared memory.
     """
     columns = cfg.d_head + cfg.d_head_v
     flop = 2 * cfg.B_r * cfg.B_c * columns
@@ -42,7 +42,7 @@ def intensity(cfg: Any) -> Intensity:
 
 
 def order(cfg: Any, arch: int) -> Order:
-    """The order of operations in which a row is computed."""
+    """The order of operations in which a kernel computes a row."""
     if cfg.canonical:
         return Order.canonical(arch, cfg.B_c)
     own = {

@@ -35,8 +35,9 @@ from flashsmith.families.wgmma.config import (
     WgmmaForwardKernelConfig,
 )
 
-# Of the registers that a thread has when it starts, ptxas needs this many in addition to the
-# accumulators of one wgmma. Registers that setmaxnreg adds later do not help (C7602).
+# The number of registers that ptxas needs for a thread in addition to the accumulators of one
+# wgmma. The thread must have them when it starts; registers that setmaxnreg adds later do not help
+# (C7602).
 REGISTERS_BESIDE_PRODUCT = 26
 
 
@@ -44,8 +45,8 @@ _supported = partial(supported, WgmmaForwardKernelConfig)
 
 
 def tile_registers(cfg: WgmmaForwardKernelConfig) -> int:
-    """The registers that a thread needs for O and S in fp32, and for P if it does not overwrite
-    S."""
+    """The number of registers that a thread needs for O and S in fp32, and for P if P does not
+    overwrite S."""
     return cfg.O_columns // 2 + cfg.B_c // 2 + (cfg.B_c // 4 if cfg.overlap else 0)
 
 

@@ -1,5 +1,6 @@
-"""The search space of `flashsmith tune` for the wgmma family: for each head dimension a list of
-tile shapes, with a few values of other knobs, and the neighbours of the fastest configs.
+"""The search space of `flashsmith tune` for the wgmma family. For each head dimension, it has a
+list of tile shapes with a few values of other knobs; the search adds the neighbours of the fastest
+configs.
 
 Shapes are listed rather than combined from all sizes, because a kernel takes five times as long to
 compile as an mma_sync kernel, and the registers allow few shapes. A new knob gets a line in MOVES.
@@ -29,7 +30,7 @@ from flashsmith.semantics.dtype import DType
 
 
 class TileShape(NamedTuple):
-    """The tiles of a CTA; B_r is 64 n_warpgroups."""
+    """The tiles of a CTA; B_r is 64 times n_warpgroups."""
 
     n_warpgroups: int
     B_c: int
@@ -39,17 +40,17 @@ class TileShape(NamedTuple):
     ctas_per_sm: int = 1
 
 
-# By warpgroups per CTA and CTAs per SM: the registers of a producer thread and of a consumer
-# thread, which together use the whole register file.
+# The registers of a producer thread and of a consumer thread, keyed by (warpgroups per CTA, CTAs
+# per SM). All threads together use the whole register file.
 REGISTERS = {
     (1, 1): (24, 240), (2, 1): (24, 240), (3, 1): (32, 160), (4, 1): (32, 112),
     (1, 2): (24, 232), (2, 2): (32, 104), (1, 3): (24, 136),
 }  # fmt: skip
-# Three warpgroups read K and V the least often, but have no registers for overlap above d_head 96.
-# Four warpgroups fit only at small d_head. With two warpgroups, each thread has more registers. One
-# warpgroup is for problems with few rows, or for two or three CTAs per SM with a small d_head. For
-# three warpgroups, registers limit the length of key tiles; for d_head 192 and 256 and for several
-# CTAs, shared memory does.
+# With three warpgroups, K and V are read the least often, but there are no registers for overlap
+# above d_head 96. Four warpgroups fit only at small d_head. With two warpgroups, each thread has
+# more registers. One warpgroup is for problems with few rows, or for two or three CTAs per SM with
+# a small d_head. The length of key tiles is limited by registers with three warpgroups, and by
+# shared memory with d_head 192 and 256 or with several CTAs per SM.
 _VISION_SHAPES = (
     TileShape(3, 128),
     TileShape(3, 144),
@@ -152,12 +153,12 @@ SHAPES: dict[HeadDims, tuple[TileShape, ...]] = {
     ),
     HeadPair(256, 256): (TileShape(2, 80, overlap=True, q_buffers=1),),
 }
-# From this d_head on, the GEMMs take so much longer than the softmax that ping-pong gains nothing
-# and costs time.
+# The d_head from which on GEMMs take so much longer than the softmax that ping-pong only costs
+# time.
 _WITHOUT_TURNS = 192
 
-# The steps to a neighbour: other values of one knob, or of several that depend on each other. The
-# order of tiles is not changed, because the space has all orders for each shape.
+# The steps from a config to its neighbours: each changes one knob, or several knobs that depend on
+# each other. No step changes the order of tiles, because the space has all orders for each shape.
 MOVES: dict[tuple[str, ...], tuple[tuple[object, ...], ...]] = {
     ("B_r", "n_warpgroups", "ctas_per_sm", "producer_registers", "consumer_registers"): tuple(
         (WARPGROUP_ROWS * n, n, ctas, *registers) for (n, ctas), registers in REGISTERS.items()
@@ -183,14 +184,13 @@ _SHORTEST_B_C = 48
 
 
 def worth_searching(cfg: WgmmaForwardKernelConfig) -> bool:
-    """Whether a legal config could be the fastest."""
+    """Whether a legal config could be the fastest one."""
     return (
         cfg.B_c >= (MIN_B_C if cfg.halves_O else _SHORTEST_B_C)
-        # With one stage, GEMMs would wait for every copy. But wide tiles leave no room for two
-        # stages.
+        # With one stage, GEMMs wait for every copy. But wide tiles leave no room for two stages.
         and (cfg.kv_stages >= 2 or cfg.halves_O)
-        # The second Q buffer is for a CTA's next tile, which a CTA that computes only one tile does
-        # not have.
+        # The second Q buffer is for the next tile of a CTA; if a CTA computes only one tile, there
+        # is no next tile.
         and not (cfg.schedule == Schedule.ONE_TILE and cfg.q_buffers == 2)
     )
 
@@ -198,7 +198,8 @@ def worth_searching(cfg: WgmmaForwardKernelConfig) -> bool:
 def get_hopper_space_configs(
     dtypes: Sequence[DType], d_heads: Sequence[HeadDims], masked: bool
 ) -> list[WgmmaForwardKernelConfig]:
-    """The wgmma configs to try; empty for a head dimension without kernels.
+    """Returns the wgmma configs with which the search begins; [] for a head dimension without
+    kernels.
 
     masked: whether some rows see fewer keys than others. Only then is longest_first tried, because
     it was 1 to 14% slower without a mask on an H200.
@@ -222,7 +223,7 @@ def _of_shape(
     d_head, d_v = d_head if isinstance(d_head, HeadPair) else (d_head, 0)
     alone = shape.n_warpgroups == 1 or d_head >= _WITHOUT_TURNS
     is_wide = max(d_head, d_v) > MOST_COLUMNS_OF_O
-    # A tile with a partner is computed by two warpgroups.
+    # If a tile is wide, two warpgroups compute it as partners.
     warpgroups = 2 if is_wide else shape.n_warpgroups
     producer, consumer = REGISTERS[warpgroups, shape.ctas_per_sm]
     for order in orders:
@@ -248,7 +249,7 @@ def _of_shape(
 
 
 def moves(cfg: WgmmaForwardKernelConfig) -> Iterator[WgmmaForwardKernelConfig]:
-    """The configs that are one step away, legal or not, and `cfg` itself."""
+    """The configs that are one step away from `cfg`, legal or not, and `cfg` itself."""
     for knobs, choices in MOVES.items():
         for values in choices:
             yield replace(cfg, **dict(zip(knobs, values, strict=True)))  # type: ignore[arg-type]

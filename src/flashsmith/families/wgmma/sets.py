@@ -1,5 +1,5 @@
-"""The config sets of the wgmma family: shipped configs, candidates for the chooser, configs for
-proofs."""
+"""The config sets of the wgmma family, and the functions that return candidates for the chooser and
+configs for proofs."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ from flashsmith.semantics.dtype import DType
 def get_hopper_configs(
     dtypes: Sequence[DType] = (DType.FP16, DType.BF16),
 ) -> list[WgmmaForwardKernelConfig]:
-    """The set 'hopper': for each head dimension, configs for full attention, followed by configs
-    for causal attention."""
+    """Returns the set 'hopper': for each head dimension, configs for full and for causal
+    attention."""
     by_head, longest_first = TileOrder.BY_HEAD, TileOrder.LONGEST_FIRST
     return [
         cfg
@@ -38,9 +38,9 @@ def get_hopper_configs(
             _four_warpgroups(dtype, 32, 128, by_head),
             _four_warpgroups(dtype, 32, 128, longest_first),
             _three_warpgroups(dtype, 32, 192, longest_first, stale_max=True),
-            # Up to a few thousand keys, most waits of one of the four warpgroups are hidden by the
-            # others' work. With more keys, longer tiles are faster if a GEMM overlaps the softmax
-            # or the softmax needs no maximum.
+            # Up to a few thousand keys, most waits of each of the four warpgroups are hidden by the
+            # work of the others. With more keys, longer tiles are faster if a GEMM overlaps the
+            # softmax or if the softmax needs no maximum.
             _four_warpgroups(dtype, 64, 96, by_head),
             _four_warpgroups(dtype, 64, 96, longest_first),
             _three_warpgroups(dtype, 64, 128, by_head, stale_max=True),
@@ -52,13 +52,15 @@ def get_hopper_configs(
             _three_warpgroups(dtype, 128, 128, by_head),
             _three_warpgroups(dtype, 128, 128, longest_first),
             _three_warpgroups(dtype, 128, 128, longest_first, stale_max=True),
-            # Two CTAs of a cluster together read K and V only once, which halves the traffic; the
-            # speed is within 1% of the speed of single CTAs.
+            # The two CTAs of a cluster together read K and V only once, which halves the traffic.
+            # The speed is within 1% of the speed of single CTAs.
             _three_warpgroups(dtype, 128, 128, by_head, cluster_size=2),
-            # For short causal sequences, where the diagonal wastes less of a tile with 128 rows.
+            # These are for short causal sequences: the diagonal wastes less of a tile with 128
+            # rows.
             _two_warpgroups(dtype, 128, 128, longest_first, pingpong=PingPong.GEMM),
             _two_warpgroups(dtype, 128, 128, longest_first, pingpong=PingPong.GEMM, section_mib=8),
-            # Two Q buffers for up to a few thousand keys; longer tiles of keys for more keys.
+            # Two Q buffers are for up to a few thousand keys, and longer tiles of keys are for more
+            # keys.
             _two_warpgroups(dtype, 192, 80, by_head),
             _two_warpgroups(dtype, 192, 80, longest_first),
             _two_warpgroups(dtype, 192, 112, by_head, q_buffers=1),
@@ -72,8 +74,9 @@ def get_hopper_configs(
 
 
 def get_pair_configs(dtype: DType) -> list[WgmmaForwardKernelConfig]:
-    """For each pair of widths, configs for full and for causal attention, not yet measured. Tiles
-    are the neighbouring d_head's, with more keys if a narrower V leaves room in shared memory."""
+    """Returns configs for each pair of widths, for full and for causal attention; they were not
+    measured. The tiles are those of the neighbouring d_head, with more keys if a narrower V leaves
+    room in shared memory."""
     return [
         replace(cfg, d_v=d_v)
         for order in TileOrder
@@ -89,11 +92,12 @@ def get_pair_configs(dtype: DType) -> list[WgmmaForwardKernelConfig]:
 
 
 def get_vision_configs(dtype: DType) -> list[WgmmaForwardKernelConfig]:
-    """For d_head 72 and 80, configs for full and for causal attention; only full attention was
-    measured.
+    """Returns configs for d_head 72 and 80, for full and for causal attention; only full attention
+    was measured.
 
-    These configs were the fastest at d_head 96: the configs with long tiles and without maxima from
-    a few thousand keys on, the others for fewer keys. 128 rows are for images of some 200 patches.
+    These configs were the fastest ones at d_head 96. The configs with long tiles and without maxima
+    were the fastest from a few thousand keys on, and the others for fewer keys. The configs with
+    128 rows are for images of some 200 patches.
     """
     return [
         cfg
@@ -109,12 +113,12 @@ def get_vision_configs(dtype: DType) -> list[WgmmaForwardKernelConfig]:
 
 
 def get_wide_configs(dtype: DType) -> list[WgmmaForwardKernelConfig]:
-    """For d_head 512, configs for full and for causal attention.
+    """Returns configs for d_head 512, for full and for causal attention.
 
-    A tile has 64 rows. Each of two warpgroups has half of O's columns in its registers, and one of
-    them computes all scores. K and V of 64 keys fill the rest of shared memory. Two CTAs that share
-    K and V read half as much from the L2. On an H200 two stages of 32 keys are a quarter faster;
-    its table has them.
+    A tile has 64 rows. Each of two warpgroups has half of the columns of O in its registers, and
+    one of the two computes all scores. K and V of 64 keys fill the rest of shared memory. Two CTAs
+    that share K and V read half as much from the L2. On an H200, configs with two stages of 32 keys
+    are a quarter faster, and the table of the H200 has these.
     """
     return [
         WgmmaForwardKernelConfig(
@@ -139,13 +143,13 @@ def get_wide_configs(dtype: DType) -> list[WgmmaForwardKernelConfig]:
 
 
 def configs_of_other_widths(dtype: DType) -> tuple[WgmmaForwardKernelConfig, ...]:
-    """The configs for d 72, 80 and 512, and for pairs of widths."""
+    """Returns the configs for d 72, 80 and 512, and for pairs of widths."""
     return (*get_vision_configs(dtype), *get_pair_configs(dtype), *get_wide_configs(dtype))
 
 
 def _one_buffer(cfg: WgmmaForwardKernelConfig) -> WgmmaForwardKernelConfig:
-    """There is room for only one Q buffer; O is stored from registers so that the buffer is
-    free."""
+    """Returns `cfg` with one Q buffer, for widths that leave room for only one. O is stored from
+    registers, so that the buffer is free."""
     return replace(cfg, q_buffers=1, direct_O=True)
 
 
@@ -160,8 +164,8 @@ def _three_warpgroups(
     cluster_size: int = 1,
     stale_max: bool = False,
 ) -> WgmmaForwardKernelConfig:
-    """A config with 192 rows per CTA: while two warpgroups compute a softmax, the third runs
-    GEMMs."""
+    """Returns a config with 192 rows per CTA. While two warpgroups compute a softmax, the third
+    runs GEMMs."""
     return WgmmaForwardKernelConfig(
         dtype,
         d_head=d_head,
@@ -184,8 +188,8 @@ def _three_warpgroups(
 def _four_warpgroups(
     dtype: DType, d_head: int, B_c: int, tile_order: TileOrder
 ) -> WgmmaForwardKernelConfig:
-    """A config with 256 rows per CTA, for small d_head: three warpgroups work while the fourth
-    waits."""
+    """Returns a config with 256 rows per CTA, for small d_head. While one of the four warpgroups
+    waits, the other three work."""
     return WgmmaForwardKernelConfig(
         dtype,
         d_head=d_head,
@@ -214,8 +218,8 @@ def _two_warpgroups(
     early_exp: bool = False,
     direct_O: bool = False,
 ) -> WgmmaForwardKernelConfig:
-    """A config with 128 rows per CTA, which leaves more registers for a large d_head or for a GEMM
-    that overlaps the softmax."""
+    """Returns a config with 128 rows per CTA, which leaves more registers for a large d_head or for
+    a GEMM that overlaps the softmax."""
     return WgmmaForwardKernelConfig(
         dtype,
         d_head=d_head,
@@ -240,8 +244,9 @@ def _two_warpgroups(
 
 
 def canonical(cfg: WgmmaForwardKernelConfig, device: DeviceSpec) -> WgmmaForwardKernelConfig | None:
-    """The canonical counterpart of `cfg`, which has the canonical tile of keys and no knob that
-    changes the order. If that config is not legal, returns another config with the same widths."""
+    """Returns the canonical counterpart of `cfg`, which has the canonical tile of keys and no knob
+    that changes the order. If the counterpart is not legal, returns another canonical config with
+    the same widths."""
     tile = tile_of(cfg, device.arch)
     order: dict[str, Any] = {
         "B_c": tile,
@@ -266,9 +271,10 @@ def canonical(cfg: WgmmaForwardKernelConfig, device: DeviceSpec) -> WgmmaForward
 # --- the configs of the proof grid ---------------------------------------------------------------
 
 # Kernels that return row maxima always rescale, with the exact maximum. Half of the problems in the
-# grid request them. Together these configs have 1 to 4 warpgroups, all kinds of ping-pong,
-# schedules and orders of tiles, one and two Q buffers, separate_O and direct_O, overlap, and 1 to 4
-# stages. They also have stale maxima, split keys, and key tiles from 32 to the longest that fits.
+# proof grid request row maxima. Together, these configs have 1 to 4 warpgroups, all kinds of
+# ping-pong, all schedules and orders of tiles, one and two Q buffers, separate_O and direct_O,
+# overlap, and 1 to 4 stages. They also have stale maxima, split keys, and key tiles from 32 keys to
+# the longest that fits.
 _PROOF_CONFIGS = {
     32: (
         "192, 128, 3wg): tma+stages_2+q_buffers_2+regs_32_160+pingpong_gemm+dynamic"
@@ -344,7 +350,7 @@ _PROOF_CONFIGS = {
 
 @cache
 def proof_configs(dtype: DType, d: HeadDims) -> tuple[KernelConfig, ...]:
-    """The configs to check on problems of this dtype and head dimension."""
+    """The configs that proofs check on problems with this dtype and head dimension."""
     if isinstance(d, HeadPair):
         return tuple(cfg for cfg in get_pair_configs(dtype) if cfg.head_dims == d)
     d_head = min(d_head for d_head in _PROOF_CONFIGS if d_head >= d)
@@ -352,19 +358,18 @@ def proof_configs(dtype: DType, d: HeadDims) -> tuple[KernelConfig, ...]:
     return tuple(map(parse_kernel_name_into_config, texts))
 
 
-# --- candidates when there are no measurements
-# ----------------------------------------------------------
+# --- candidates when there are no measurements -------------------------------------------------
 
 
 def candidates(
     dtype: DType, d_head: HeadDims, device: DeviceSpec, masked: bool
 ) -> tuple[WgmmaForwardKernelConfig, ...]:
-    """The shipped configs, or the configs for a pair or for d_head 72, 80 or 512; () for a device
-    or widths without kernels.
+    """Returns the shipped configs for d_head, or the configs for a pair or for d_head 72, 80 or
+    512. () if there are no kernels for the device or the widths.
 
-    Configs with the faster order of tiles come first, followed by the others, changed to this
-    order. With a mask, longest-first is faster: 607 instead of 585 TFLOP/s (causal). Without a mask
-    it is slower: 637 instead of 687 (d 128, H200).
+    The configs with the faster order of tiles come first. The others follow, changed to this order.
+    With a mask, longest-first is faster: 607 instead of 585 TFLOP/s (causal). Without a mask, it is
+    slower: 637 instead of 687 (d 128, H200).
     """
     order = TileOrder.LONGEST_FIRST if masked else TileOrder.BY_HEAD
     known = (*get_hopper_configs((dtype,)), *configs_of_other_widths(dtype))

@@ -25,8 +25,8 @@ from flashsmith.semantics.sizes import NO_DQ
 
 
 class WgmmaBackwardFamily(WarpgroupBackwardFamily):
-    """Kernels whose consumer warpgroups have 64 keys each, or share 64 keys, while another
-    warpgroup copies queries by TMA."""
+    """Kernels in which each consumer warpgroup has 64 keys, or two of them share 64 keys, while
+    another warpgroup copies queries by TMA."""
 
     config_class = WgmmaBackwardKernelConfig
     title = "wgmma backward"
@@ -109,12 +109,13 @@ class WgmmaBackwardFamily(WarpgroupBackwardFamily):
     ) -> WgmmaBackwardKernelConfig:
         if semantics.score.is_plain:
             return cfg
-        # With a softcap, shared_dq was not measured.
+        # shared_dq was not measured with a softcap.
         return self._with_p_beside_s(sets.without_shared_dq(cfg) if cfg.shared_dq else cfg)
 
     @staticmethod
     def _with_p_beside_s(cfg: WgmmaBackwardKernelConfig) -> WgmmaBackwardKernelConfig:
-        """The config with registers for P in addition to the scores."""
+        """Returns `cfg`, or a similar config whose consumers have registers for P in addition to
+        S."""
         # Kernels with 128 queries per step spill 900 to 1,300 bytes per thread with a softcap.
         if rules.holds_p_beside_s(cfg):
             return cfg
@@ -137,14 +138,14 @@ class WgmmaBackwardFamily(WarpgroupBackwardFamily):
         if program is None:
             return cfg
         if cfg.separate_dq:
-            # dq's kernel would need separate lists.
+            # The separate kernel for dq would need lists of its own.
             cfg = sets.ordered_like(cfg)
         if cfg.shared_dq:
-            # The CTAs of a cluster would have different lists of blocks. With a score function
-            # nothing was measured.
+            # With a mask function, the CTAs of a cluster would have different lists of blocks. With
+            # a score function, shared_dq was not measured.
             cfg = sets.without_shared_dq(cfg)
         if cfg.cta_pair and program.mask is not None:
-            # With lists of blocks, it spills 20 bytes per thread if rows are read early.
+            # With lists of blocks, a kernel with early_rows would spill 20 bytes per thread.
             cfg = replace(cfg, early_rows=False)
         if program.score is None:
             return cfg

@@ -28,7 +28,7 @@ from flashsmith.semantics.dtype import DType
 
 
 class StepOrder(IntEnum):
-    """The order of the GEMMs of a warpgroup in a step."""
+    """The order in which a warpgroup issues the GEMMs of a step."""
 
     DV_FIRST = 0
     LATE_DQ = 1
@@ -37,25 +37,27 @@ class StepOrder(IntEnum):
 
 
 class DqSums(IntEnum):
-    """When a step's dq is added to the sums in global memory."""
+    """The time at which the dq of a step is added to the sums in global memory."""
 
     BESIDE_SCORES = 0
     SUMS_AT_ONCE = 1
     SUMS_UNDER_DK = 2
 
 
-# Bytes for barriers, in addition to the tiles; and the further bytes that ordered_dq needs.
+# The bytes of shared memory for barriers, in addition to the tiles; and the further bytes that
+# ordered_dq needs.
 BARRIER_PAGE = 256
 ORDER_BYTES = 64
 D_HEADS = (64, 72, 80, 96, 128, 192, 256, 512)
-# Up to this d_head, a warpgroup has registers for both dk and dv.
+# The largest d_head at which a warpgroup has registers for both dk and dv.
 WIDEST_WHOLE = 128
-# Up to this d_head, a CTA has registers for dk and dv of 64 keys, and shared memory for the tiles.
+# The largest d_head at which a CTA has registers for dk and dv of 64 keys, and shared memory for
+# the tiles.
 WIDEST_IN_ONE_CTA = 256
 # The number of columns of dQ that a warpgroup computes is a multiple of this.
 DQ_COLUMNS = 16
 _FLOAT_BYTES = 4
-_PANEL_BYTES = 128  # a row of a panel
+_PANEL_BYTES = 128  # Bytes of a row of a panel
 _WARPGROUPS = (1, 2, 3)
 
 
@@ -294,8 +296,8 @@ class WgmmaBackwardKernelConfig(WarpgroupBackwardConfig):
 
     @property
     def dq_kernel(self) -> WarpgroupBackwardConfig:
-        """With separate_dq: the config of the kernel that computes dq, with as many K and V stages
-        as fit."""
+        """The config of the kernel that computes dq if the config has separate_dq; it has as many K
+        and V stages as fit."""
         stages = 3 if self.d_head in (64, 128) else 2
         return family_named("wgmma_dq").config_class(
             self.dtype,
@@ -312,7 +314,8 @@ class WgmmaBackwardKernelConfig(WarpgroupBackwardConfig):
 
     @property
     def dq_smem_bytes(self) -> int:
-        """With separate_dq: bytes of dynamic shared memory of a CTA of dq's kernel."""
+        """The bytes of dynamic shared memory that a CTA needs in the kernel that computes dq; 0
+        without separate_dq."""
         return self.dq_kernel.smem_bytes() if self.separate_dq else 0
 
     def fills_tiles(self, seq_q: int, seq_k: int, d: int) -> bool:
@@ -321,7 +324,7 @@ class WgmmaBackwardKernelConfig(WarpgroupBackwardConfig):
 
     @property
     def key_groups(self) -> int:
-        """The number of groups of 64 keys of a CTA."""
+        """The number of groups of 64 keys in a CTA."""
         return 1 if self.split_roles else self.n_warpgroups
 
     @property
@@ -331,57 +334,58 @@ class WgmmaBackwardKernelConfig(WarpgroupBackwardConfig):
 
     @property
     def cluster_keys(self) -> int:
-        """The rows of K and V that the CTAs of a cluster keep."""
+        """The number of rows of K and V that the CTAs of a cluster keep together."""
         return 2 * self.B_c if self.shared_dq else self.B_c
 
     @property
     def peer_k_bytes(self) -> int:
-        """With shared_dq: bytes of the other CTA's K, in two panels of 64 columns."""
+        """The bytes of the part of the other CTA's K that a CTA keeps with shared_dq: two panels of
+        64 columns. 0 without shared_dq."""
         return 2 * self.B_c * _PANEL_BYTES if self.shared_dq else 0
 
     @property
     def columns(self) -> int:
-        """The columns of Q, K, dq and dk that a CTA has."""
+        """The number of columns of Q, K, dq and dk that a CTA has."""
         return self.d_head // self.n_ctas
 
     @property
     def v_columns(self) -> int:
-        """The columns of V, do and dv that a CTA has."""
+        """The number of columns of V, do and dv that a CTA has."""
         return self.d_head_v // self.n_ctas
 
     @property
     def shares_rows(self) -> bool:
-        """Whether warpgroups divide dQ by its rows and not by its columns."""
+        """Whether the warpgroups divide dQ by rows."""
         return self.B_r == WARPGROUP_ROWS * self.n_warpgroups
 
     @property
     def shares_columns(self) -> bool:
-        """Whether warpgroups divide dQ by its columns, 16 at a time."""
+        """Whether the warpgroups divide dQ by columns, in multiples of 16 columns."""
         whole = tile_columns(self.d_head) % (DQ_COLUMNS * self.n_warpgroups) == 0
         return self.B_r == WARPGROUP_ROWS and self.n_warpgroups > 1 and whole
 
     @property
     def takes_turns(self) -> bool:
-        """Whether warpgroups alternate, and one computes the whole dQ of a step."""
+        """Whether the warpgroups alternate: a single warpgroup computes the whole dQ of a step."""
         return not (self.shares_rows or self.shares_columns)
 
     @property
     def dq_columns(self) -> int:
-        """For 64 rows of dQ, the number of columns that a warpgroup computes."""
+        """The number of columns that a warpgroup computes of 64 rows of dQ."""
         return self.dq_sum_columns // self.n_warpgroups if self.shares_columns else self.d_head
 
     @property
     def dq_sum_columns(self) -> int:
-        """How many columns of dQ the warpgroups of a CTA compute. If warpgroups divide dQ by
-        columns, these are the tiles' columns (96 for 72 and 80)."""
+        """The number of columns of dQ that the warpgroups of a CTA compute together. If they divide
+        dQ by columns, this is the number of columns of a tile (96 at d_head 72 and 80)."""
         return tile_columns(self.columns) if self.shares_columns else self.columns
 
     @property
     def accumulators(self) -> int:
-        """The registers that a thread needs for dk and dv, for S and dP, and for P and dS if these
-        do not overwrite S and dP. With split roles, a thread has only dk or dv. If S and dP are not
-        computed together, dq needs registers, too: in a persistent CTA, and if a step's dq is added
-        during the next step."""
+        """The number of registers that a thread needs for dk and dv, for S and dP, and for P and dS
+        if these do not overwrite S and dP. With split roles, a thread has only dk or dv. If S and
+        dP are not computed together, dq needs registers too, both in a persistent CTA and if the dq
+        of a step is added to the sums during the next step."""
         if self.split_roles:
             return max(self.columns, self.v_columns) // 2 + self.B_r + self.B_r // 4
         beside = 0 if self.order == StepOrder.SCORES_TOGETHER else 1
@@ -393,10 +397,12 @@ class WgmmaBackwardKernelConfig(WarpgroupBackwardConfig):
         return sums + self.B_r + beside * self.B_r // 4 + kept_dq
 
     def tile_bytes(self, elem_size: int = 2) -> int:
-        """Bytes of a CTA's K and V, of the stages of Q and do, and of dS for sums of dq.
+        """The bytes of a CTA's K and V, of the stages of Q and do, and of the dS from which dq is
+        computed.
 
-        This includes P with split_roles, the other CTA's S and dP with cta_pair, half of the other
-        CTA's K and all of its dS with shared_dq, and the dq that TMA adds with bulk_sums.
+        These also include P with split_roles, the other CTA's S and dP with cta_pair, half of the
+        other CTA's K and all of its dS with shared_dq, and with bulk_sums the dq that TMA adds to
+        the sums.
         """
         of_qk = (self.B_c + self.q_stages * self.B_r) * tile_columns(self.columns)
         of_v = (self.B_c + self.do_stages * self.B_r) * tile_columns(self.v_columns)
@@ -411,7 +417,8 @@ class WgmmaBackwardKernelConfig(WarpgroupBackwardConfig):
         )
 
     def smem_bytes(self, elem_size: int = 2) -> int:
-        """Bytes of dynamic shared memory of a CTA: the tiles, row statistics, and barriers."""
+        """The bytes of a CTA's dynamic shared memory: for the tiles, row statistics and
+        barriers."""
         statistics = (self.q_stages + self.do_stages) * self.B_r * _FLOAT_BYTES
         barriers = BARRIER_PAGE + self.ordered_dq * ORDER_BYTES
         return self.tile_bytes(elem_size) + statistics + barriers

@@ -1,4 +1,4 @@
-"""Descriptions of a kernel of the wgmma_backward family, for `flashsmith explain`."""
+"""Describes the kernels of the wgmma_backward family, for `flashsmith explain`."""
 
 from __future__ import annotations
 
@@ -24,13 +24,14 @@ def smem_map(cfg: Any) -> tuple[SmemRegion, ...]:
 
 
 def intensity(cfg: Any) -> Intensity:
-    """FLOP per byte in the loop over queries, without the work outside the loop.
+    """The FLOP per byte of the loop over queries; the work outside the loop does not count.
 
-    A step of a CTA does 2 B_r B_c (3 d + 2 d_v) FLOP, or one d less without dq. With separate_dq,
-    this is the main kernel, without dq. A CTA of a pair has half of d and d_v. Q and do are read
-    from global memory once per CTA. From shared memory, each warpgroup reads its keys of K and V
-    once, and Q and do twice. For its part of dQ, it also reads dS and K. With split roles, a
-    warpgroup reads only K or V, and Q and do once; in a pair it also reads the other CTA's S or dP.
+    A step of a CTA does 2 B_r B_c (3 d + 2 d_v) FLOP or, without dq, 2 B_r B_c (2 d + 2 d_v). With
+    separate_dq, only the main kernel counts, which does not compute dq. A CTA of a pair has half of
+    d and d_v. Q and do are read from global memory once per CTA. From shared memory, each warpgroup
+    reads its keys of K and V once, and Q and do twice. For its part of dQ, it also reads dS and K.
+    With split roles, a warpgroup reads only K or V, and Q and do once; in a pair it also reads the
+    other CTA's S or dP.
     """
     both = cfg.columns + cfg.v_columns
     flop = 2 * cfg.B_r * cfg.B_c * (2 * both + (cfg.columns if cfg.sums_dq else 0))
@@ -59,7 +60,8 @@ ORDERS = {
 
 
 def of_dq(cfg: Any, effect: str) -> str:
-    """The effect of a knob that concerns dq."""
+    """Returns `effect`, the description of a knob that concerns dq, or says that the knob has no
+    effect because the main kernel computes no dq."""
     if cfg.separate_dq:
         return "nothing: another kernel computes dq"
     return "nothing: there is no dq" if cfg.without_dq else effect

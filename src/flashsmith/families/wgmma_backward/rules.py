@@ -29,8 +29,8 @@ from flashsmith.families.wgmma_backward.config import (
 
 
 def holds_p_beside_s(cfg: WgmmaBackwardKernelConfig) -> bool:
-    """Whether a consumer has registers for both P and S, which a softcap needs even with
-    scores_together."""
+    """Whether a consumer has registers for P in addition to S. With a softcap, a consumer needs
+    both even with scores_together."""
     beside = cfg.B_r // 4 if cfg.order == StepOrder.SCORES_TOGETHER else 0
     return cfg.accumulators + beside + REGISTERS_BESIDE_TILES <= cfg.consumer_registers
 

@@ -22,8 +22,8 @@ _FIXED = ("dtype", "d_head", "d_v", "cta_pair", "B_c", "n_warpgroups")
 
 
 def search_space(dtype: DType, d_head: HeadDims) -> list[WgmmaBackwardKernelConfig]:
-    """The first configs of the search: the candidates, the configs with separate_dq and shared_dq,
-    and all configs one step away from any of these."""
+    """The configs with which the search begins: the candidates, the configs with separate_dq and
+    shared_dq, and all configs that are one step away from any of these."""
     device = device_spec("H200")
     also = separate_configs(dtype, d_head) + shared_configs(dtype, d_head)
     first = [*candidates(dtype, d_head, device), *also]
@@ -31,7 +31,7 @@ def search_space(dtype: DType, d_head: HeadDims) -> list[WgmmaBackwardKernelConf
 
 
 def moves(cfg: WgmmaBackwardKernelConfig) -> Iterator[WgmmaBackwardKernelConfig]:
-    """The configs in which one knob, or the number of warpgroups, has another value."""
+    """The configs that differ from `cfg` in one knob or in the number of warpgroups."""
     yield from change_one_knob(cfg, _FIXED)
     for count, consumer_registers in ((1, 240), (2, 240), (3, 160)):
         yield replace(

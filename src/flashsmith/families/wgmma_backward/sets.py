@@ -42,18 +42,19 @@ _TOGETHER, _AHEAD, _UNDER = StepOrder.SCORES_TOGETHER, StepOrder.SCORES_AHEAD, D
 _PERSISTENT_96 = _Tile(64, 2, 2, _TOGETHER, True, True, _UNDER, wide_stores=True)
 _EARLY_64 = _Tile(128, 2, 2, _TOGETHER, persistent=True, dq_sums=_UNDER, early_rows=True)
 _EARLY_128 = _Tile(64, 2, 2, _TOGETHER, True, True, _UNDER, wide_stores=True, early_rows=True)
-# Not measured. The first config, which is also first under a mask, resembles the ones that were the
-# fastest for d 64; persistent without ordered_dq, or with d 80 and pingpong, it would spill. The
-# second one is d 96's.
+# These tiles were not measured. The first one is also first under a mask. It resembles the tiles
+# that were the fastest for d 64; its kernel would spill if it were persistent without ordered_dq
+# or, at d 80, if it had pingpong. The second tile is one of d 96.
 _VISION = (
     _Tile(128, 2, 2, _TOGETHER, dq_sums=_UNDER),
     _Tile(64, 2, 2, _TOGETHER, True, False, _UNDER, True, True, q_stages=3),
     _Tile(128, 2, 2, _TOGETHER, dq_sums=_UNDER),
 )
 _SPLIT = _Tile(64, 2, 2, StepOrder.DV_FIRST, wide_stores=True, early_rows=True)
-# By d_head, in order of preference; a mask reverses the order. These tiles were the fastest
-# on the H200. The tiles in the middle leave more registers for masks and other semantics. Up to
-# d_head 128, dq is computed one step later; wider heads have split roles.
+# For each d_head, its tiles in order of preference; under a mask, the order is reversed. These
+# tiles were the fastest on the H200. The tiles in the middle leave more registers for masks and
+# other semantics. Up to d_head 128, dq is computed one step later; kernels for wider heads have
+# split roles.
 _TILES: dict[HeadDims, tuple[_Tile, ...]] = {
     64: (
         _Tile(128, 2, 2, _TOGETHER, pingpong=True, dq_sums=_UNDER),
@@ -75,8 +76,8 @@ _TILES: dict[HeadDims, tuple[_Tile, ...]] = {
     192: (_SPLIT,),
     256: (_SPLIT,),
     512: (_SPLIT._replace(do_stages=1),),
-    # The candidates for the wider of the two widths. Only 192:128 was measured; its winners are in
-    # the H200's table.
+    # These are the candidates for the wider of the two widths. Of the pairs, only 192:128 was
+    # measured; its winners are in the table of the H200.
     HeadPair(64, 128): (_EARLY_128, _Tile(64, 2, 3, _AHEAD, pingpong=True)),
     HeadPair(128, 64): (_EARLY_128, _Tile(64, 2, 3, _AHEAD, pingpong=True)),
     HeadPair(192, 128): (_SPLIT,),
@@ -84,7 +85,7 @@ _TILES: dict[HeadDims, tuple[_Tile, ...]] = {
     HeadPair(256, 256): (_SPLIT,),
 }
 
-# The candidate with ordered_dq, which follows the candidates in _TILES.
+# For each d_head, the candidate with ordered_dq, which follows the candidates in _TILES.
 _ORDERED: dict[HeadDims, _Tile] = {
     64: _Tile(128, 2, 2, _TOGETHER, True, True, _UNDER),
     72: _Tile(128, 2, 2, _TOGETHER, True, True, _UNDER),
@@ -101,7 +102,7 @@ _ORDERED: dict[HeadDims, _Tile] = {
 }
 _ORDERED_MASKED = _ORDERED | {64: _EARLY_64}
 
-# Other configs that were the fastest on the H200; they are checked together with the candidates.
+# Other configs that were the fastest on the H200; proofs check them together with the candidates.
 _ALSO_PROVEN: dict[HeadDims, tuple[_Tile, ...]] = {
     64: (_EARLY_64, _EARLY_64._replace(q_stages=3, do_stages=3)),
     128: (_EARLY_128,),
@@ -109,34 +110,36 @@ _ALSO_PROVEN: dict[HeadDims, tuple[_Tile, ...]] = {
 }
 
 
-# Heads whose kernels with separate_dq are checked and tuned. Their launches compute seven GEMMs
-# instead of five, but nothing is summed in memory or in a fixed order. None of them was measured,
-# so that they are chosen only if a table has them.
+# The widths for which kernels with separate_dq are checked and tuned. Such kernels compute seven
+# GEMMs instead of five, but they add nothing to sums in memory or in a fixed order. They were not
+# measured, so they are chosen only if a table has them.
 _SEPARATE: tuple[HeadDims, ...] = (64, 128, 192, 256, HeadPair(192, 128))
 
-# Kernels with shared_dq that are checked and tuned. They are chosen only if a table has them.
+# The tiles with which kernels with shared_dq are checked and tuned. These kernels are chosen only
+# if a table has them.
 _SHARED: dict[HeadDims, _Tile] = {
     192: _SPLIT,
     256: _SPLIT._replace(do_stages=1),
-    # With 208 registers a consumer, 2 to 3% faster than with 232.
+    # With 208 registers per consumer thread, the kernel is 2 to 3% faster than with 232.
     HeadPair(192, 128): _SPLIT._replace(consumer_registers=208),
 }
 
 
 def ordered_like(cfg: WgmmaBackwardKernelConfig) -> WgmmaBackwardKernelConfig:
-    """The candidate with ordered_dq for the dtype and widths of a config."""
+    """Returns the candidate with ordered_dq for the dtype and widths of a config."""
     d_head = HeadPair(cfg.d_head, cfg.d_v) if cfg.d_v else cfg.d_head
     return _config(cfg.dtype, d_head, _ORDERED[d_head], ordered_dq=True)
 
 
 def with_separate_dq(cfg: WgmmaBackwardKernelConfig) -> WgmmaBackwardKernelConfig:
-    """The config with the main kernel of without_dq(cfg), and with dq in another launch."""
+    """Returns a config that has the main kernel of without_dq(cfg) and computes dq in another
+    launch."""
     return replace(without_dq(cfg), without_dq=False, separate_dq=True)
 
 
 def without_shared_dq(cfg: WgmmaBackwardKernelConfig) -> WgmmaBackwardKernelConfig:
-    """The config whose CTAs add dq of their own keys, with the registers and the stages of do that
-    these can have."""
+    """Returns `cfg` without shared_dq: each CTA adds the dq of its own keys, with the registers and
+    the stages of do that are then possible."""
     producer, consumer = registers(2, False, False)
     return replace(
         cfg,
@@ -148,15 +151,17 @@ def without_shared_dq(cfg: WgmmaBackwardKernelConfig) -> WgmmaBackwardKernelConf
 
 
 def without_dq(cfg: WgmmaBackwardKernelConfig) -> WgmmaBackwardKernelConfig:
-    """The config for dk and dv alone that is most similar to a config for all gradients."""
+    """Returns the config for dk and dv alone that is most similar to `cfg`, a config for all
+    gradients."""
     order = cfg.order if cfg.split_roles else StepOrder.SCORES_TOGETHER
-    # Without lagged_dq, a persistent kernel for d 128, which has 8 fewer registers, is serialised
-    # by ptxas.
+    # Without lagged_dq, ptxas serialises a persistent kernel for d 128, whose threads have 8 fewer
+    # registers.
     persistent = cfg.persistent and cfg.d_head < WIDEST_WHOLE
     producer, consumer = registers(cfg.n_warpgroups, persistent, False, cfg.cta_pair)
     return replace(
         cfg,
-        # For d 80, ptxas also serialises steps of 128 queries.
+        # At d 72 and 80, steps have 64 queries, because ptxas serialises steps of 128 queries at d
+        # 80.
         B_r=cfg.B_r if is_whole(cfg.d_head) else WARPGROUP_ROWS,
         order=order,
         ds_stages=1,
@@ -177,10 +182,10 @@ def without_dq(cfg: WgmmaBackwardKernelConfig) -> WgmmaBackwardKernelConfig:
 def registers(
     n_warpgroups: int, persistent: bool, ordered_dq: bool, in_cluster: bool = False
 ) -> tuple[int, int]:
-    """The registers of a producer thread and of a consumer thread.
+    """Returns the numbers of registers of a producer thread and of a consumer thread.
 
-    The producer needs more in a persistent CTA, if its threads keep the order of dq, and if what it
-    copies depends on the CTA's place in a cluster.
+    The producer needs more registers in a persistent CTA, if its threads keep the additions to dq
+    in order, and if its copies depend on the CTA's place in a cluster.
     """
     if n_warpgroups == 3:
         return 32, 160
@@ -190,7 +195,8 @@ def registers(
 def get_hopper_backward_configs(
     dtypes: Sequence[DType] = tuple(DType),
 ) -> list[WgmmaBackwardKernelConfig]:
-    """The set 'hopper-backward': a few configs for each dtype and each d_head except 72 and 80."""
+    """Returns the set 'hopper-backward': a few configs for each dtype and each d_head except 72 and
+    80."""
     device, d_heads = device_spec("H200"), filter(is_whole, D_HEADS)
     return [cfg for dtype, d in product(dtypes, d_heads) for cfg in candidates(dtype, d, device)]
 
@@ -198,7 +204,7 @@ def get_hopper_backward_configs(
 def candidates(
     dtype: DType, d_head: HeadDims, device: DeviceSpec, masked: bool = False
 ) -> list[WgmmaBackwardKernelConfig]:
-    """The configs for d_head that are legal on a device, in order of preference."""
+    """Returns the legal candidates for d_head on a device, in order of preference."""
     tiles = _TILES.get(d_head, ())
     ordered = _ORDERED_MASKED if masked else _ORDERED
     in_order = dict.fromkeys(reversed(tiles) if masked else tiles)
@@ -209,14 +215,14 @@ def candidates(
 
 
 def separate_configs(dtype: DType, d_head: HeadDims) -> list[WgmmaBackwardKernelConfig]:
-    """The config with separate_dq for d_head, if there is one."""
+    """Returns the config with separate_dq for d_head; [] if there is none."""
     if d_head not in _SEPARATE:
         return []
     return [with_separate_dq(_config(dtype, d_head, _TILES[d_head][0]))]
 
 
 def shared_configs(dtype: DType, d_head: HeadDims) -> list[WgmmaBackwardKernelConfig]:
-    """The config with shared_dq for d_head, if there is one."""
+    """Returns the config with shared_dq for d_head; [] if there is none."""
     if d_head not in _SHARED:
         return []
     producer, consumer = registers(2, False, False, in_cluster=True)
@@ -229,7 +235,8 @@ def shared_configs(dtype: DType, d_head: HeadDims) -> list[WgmmaBackwardKernelCo
 def proof_configs(
     dtype: DType, d_head: HeadDims, device: DeviceSpec
 ) -> list[WgmmaBackwardKernelConfig]:
-    """The candidates with and without a mask, and the other configs that were the fastest."""
+    """The configs that proofs check: the candidates with and without a mask, other configs that
+    were the fastest, and the configs with separate_dq and shared_dq."""
     found = candidates(dtype, d_head, device)
     found += [_config(dtype, d_head, tile) for tile in _ALSO_PROVEN.get(d_head, ())]
     masked = candidates(dtype, d_head, device, masked=True)

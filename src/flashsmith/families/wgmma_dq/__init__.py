@@ -23,8 +23,8 @@ from flashsmith.semantics.sizes import ONLY_DQ
 
 
 class WgmmaDqFamily(WarpgroupBackwardFamily):
-    """Kernels whose consumer warpgroups have 64 queries each and keep dq in registers over all
-    keys, while another warpgroup copies keys by TMA."""
+    """Kernels in which each consumer warpgroup has 64 queries and keeps their dq in registers over
+    all keys, while another warpgroup copies keys by TMA."""
 
     config_class = WgmmaDqKernelConfig
     title = "wgmma dq"

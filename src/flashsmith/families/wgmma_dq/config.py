@@ -22,7 +22,7 @@ from flashsmith.families.warpgroups import (
 )
 from flashsmith.semantics.dtype import DType
 
-# Bytes for barriers, in addition to the tiles.
+# The bytes of shared memory for barriers, in addition to the tiles.
 BARRIER_PAGE = 256
 D_HEADS = (64, 72, 80, 96, 128, 192, 256)
 _WARPGROUPS = (1, 2, 3)
@@ -102,17 +102,18 @@ class WgmmaDqKernelConfig(WarpgroupBackwardConfig):
 
     @property
     def accumulators(self) -> int:
-        """The registers that a thread needs for dq, S and dP, and with late_dq for dS."""
+        """The number of registers that a thread needs for dq, S and dP and, with late_dq, for
+        dS."""
         return self.d_head // 2 + self.B_c + self.late_dq * self.B_c // 4
 
     def tile_bytes(self, elem_size: int = 2) -> int:
-        """Bytes of Q and do, and of the stages of K and V."""
+        """The bytes of Q and do, and of the stages of K and V."""
         of_qk = (self.B_r + self.k_stages * self.B_c) * tile_columns(self.d_head)
         of_v = (self.B_r + self.v_stages * self.B_c) * tile_columns(self.d_head_v)
         return (of_qk + of_v) * elem_size
 
     def smem_bytes(self, elem_size: int = 2) -> int:
-        """Bytes of dynamic shared memory of a CTA: the tiles and barriers."""
+        """The bytes of a CTA's dynamic shared memory: for the tiles and barriers."""
         return self.tile_bytes(elem_size) + BARRIER_PAGE
 
 

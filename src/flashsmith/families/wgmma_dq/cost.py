@@ -1,6 +1,6 @@
 """The cost model of the wgmma_dq family: how long an SM takes for one step of a CTA's loop.
 
-The SM holds one CTA.
+An SM holds one CTA.
 
 In a step, three GEMMs occupy the tensor cores, and their operands occupy shared memory. Within a
 warpgroup, the GEMMs, exponentials and waits run one after another, so their times add up.
@@ -18,16 +18,17 @@ from flashsmith.families.tile_work import EXP2, SMEM_BYTES, TileWork, rates_of
 from flashsmith.families.warpgroups import WARPGROUP_ROWS
 from flashsmith.families.wgmma_dq.config import WgmmaDqKernelConfig
 
-# How long a config takes to compile, relative to others: four kernels, in whose loops one wgmma is
-# for a whole warpgroup.
+# The compile time of a config's four kernels, relative to other families. It is short, because a
+# single wgmma instruction in a loop multiplies for a whole warpgroup.
 COMPILE_COST = 1000.0
 
-# Cycles of a CTA for loading Q, do and the first keys, and for storing dq.
+# Cycles that a CTA takes to load Q, do and the first keys, and to store dq.
 _CTA_CYCLES = 3500.0
-# Cycles for barriers, and for GEMMs with which nothing in the warpgroup overlaps. The
-# factor is applied if the dq of a step overlaps the exponentials of the next.
+# Cycles per step for barriers, and for those GEMMs of a warpgroup with which none of its other work
+# overlaps. If the dq of a step overlaps the exponentials of the next step, the time of a
+# warpgroup's chain is multiplied by _LATE.
 _CHAIN_LATENCY, _LATE = 700.0, 0.85
-# Instructions per score of a thread. Each scheduler has one warp of a warpgroup.
+# The number of instructions per score of a thread. Each scheduler has one warp of a warpgroup.
 _PER_SCORE = 7.0
 _OVERHEAD = 1.1
 
@@ -52,7 +53,7 @@ def tile_work(cfg: WgmmaDqKernelConfig, device: DeviceSpec) -> TileWork:
 
 
 def _step_cycles(cfg: WgmmaDqKernelConfig, flop_per_cycle: float) -> float:
-    """Cycles of the SM for one step of the loop."""
+    """The number of cycles in which an SM computes one step of the loop."""
     # S and dP are computed in steps of 16 columns.
     columns = step_columns(cfg.d_head) + step_columns(cfg.d_head_v) + cfg.d_head
     products = 2 * cfg.B_r * cfg.B_c * columns / flop_per_cycle

@@ -1,4 +1,4 @@
-"""Descriptions of a kernel of the wgmma_dq family, for `flashsmith explain`."""
+"""Describes the kernels of the wgmma_dq family, for `flashsmith explain`."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def smem_map(cfg: Any) -> tuple[SmemRegion, ...]:
 
 
 def intensity(cfg: Any) -> Intensity:
-    """FLOP per byte in the loop over keys, without the work outside the loop.
+    """The FLOP per byte of the loop over keys; the work outside the loop does not count.
 
     A step does 2 B_r B_c (2 d + d_v) FLOP. K and V are read from global memory once per CTA. From
     shared memory, each warpgroup reads its rows of Q and do, V once and K twice.

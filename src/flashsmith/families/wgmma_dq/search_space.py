@@ -18,14 +18,14 @@ _FIXED = ("dtype", "d_head", "d_v", "B_r", "n_warpgroups")
 
 
 def search_space(dtype: DType, d_head: HeadDims) -> list[WgmmaDqKernelConfig]:
-    """The first configs of the search: the candidates, and all configs that are one step away from
-    them."""
+    """The configs with which the search begins: the candidates, and all configs that are one step
+    away from a candidate."""
     device = device_spec("H200")
     return with_neighbours(candidates(dtype, d_head, device), moves, device)
 
 
 def moves(cfg: WgmmaDqKernelConfig) -> Iterator[WgmmaDqKernelConfig]:
-    """The configs in which one knob, or the number of warpgroups, has another value."""
+    """The configs that differ from `cfg` in one knob or in the number of warpgroups."""
     yield from change_one_knob(cfg, _FIXED)
     for count in (1, 2, 3):
         producer, consumer = registers(count)

@@ -24,7 +24,7 @@ class _QueryTile(NamedTuple):
     pingpong: bool
 
 
-# By d_head, in order of preference.
+# For each d_head, its tiles in order of preference.
 _TILES: dict[HeadDims, tuple[_QueryTile, ...]] = {
     64: (_QueryTile(128, 2, 3, 3, True, True), _QueryTile(64, 3, 4, 4, True, True)),
     72: (_QueryTile(128, 2, 2, 2, True, True),),
@@ -33,7 +33,7 @@ _TILES: dict[HeadDims, tuple[_QueryTile, ...]] = {
     128: (_QueryTile(64, 2, 3, 3, True, True), _QueryTile(128, 2, 2, 2, False, False)),
     192: (_QueryTile(64, 2, 2, 2, True, True),),
     256: (_QueryTile(64, 2, 2, 1, True, True),),
-    # The same as for the wider of the two; none of these was measured.
+    # These are the tiles of the wider of the two widths. None of these pairs was measured.
     HeadPair(64, 128): (_QueryTile(64, 2, 3, 3, True, True),),
     HeadPair(128, 64): (_QueryTile(64, 2, 3, 3, True, True),),
     HeadPair(192, 128): (_QueryTile(64, 2, 2, 2, True, True),),
@@ -41,29 +41,30 @@ _TILES: dict[HeadDims, tuple[_QueryTile, ...]] = {
     HeadPair(256, 256): (_QueryTile(64, 2, 2, 1, True, True),),
 }
 
-# Other configs that were the fastest on the H200; they are checked together with the candidates.
+# Other configs that were the fastest on the H200; proofs check them together with the candidates.
 _ALSO_PROVEN: dict[HeadDims, _QueryTile] = {256: _QueryTile(64, 2, 2, 1, False, False)}
 
 
 def registers(n_warpgroups: int) -> tuple[int, int]:
-    """The registers of a producer thread and of a consumer thread."""
+    """Returns the numbers of registers of a producer thread and of a consumer thread."""
     return (32, 160) if n_warpgroups == 3 else (24, 240)
 
 
 def get_hopper_dq_configs(dtypes: Sequence[DType] = tuple(DType)) -> list[WgmmaDqKernelConfig]:
-    """The set 'hopper-dq': one or two configs for each dtype and each d_head except 72 and 80."""
+    """Returns the set 'hopper-dq': one or two configs for each dtype and each d_head except 72 and
+    80."""
     device, d_heads = device_spec("H200"), filter(is_whole, D_HEADS)
     return [cfg for dtype, d in product(dtypes, d_heads) for cfg in candidates(dtype, d, device)]
 
 
 def candidates(dtype: DType, d_head: HeadDims, device: DeviceSpec) -> list[WgmmaDqKernelConfig]:
-    """The configs for d_head that are legal on a device, in order of preference."""
+    """Returns the legal candidates for d_head on a device, in order of preference."""
     made = (_config(dtype, d_head, tile) for tile in _TILES.get(d_head, ()))
     return [cfg for cfg in made if is_legal(cfg, device)]
 
 
 def proof_configs(dtype: DType, d_head: HeadDims, device: DeviceSpec) -> list[WgmmaDqKernelConfig]:
-    """The candidates, and the other configs that were the fastest."""
+    """The configs that proofs check: the candidates, and other configs that were the fastest."""
     found = candidates(dtype, d_head, device)
     if d_head in _ALSO_PROVEN:
         found.append(_config(dtype, d_head, _ALSO_PROVEN[d_head]))

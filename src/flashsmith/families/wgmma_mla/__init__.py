@@ -21,8 +21,8 @@ from flashsmith.semantics.dtype import DType
 
 
 class WgmmaMlaFamily(LatentFamily, WarpgroupFamily):
-    """Kernels in which two warpgroups share the columns of O for 64 query rows, and take turns with
-    the blocks of keys."""
+    """Kernels in which two warpgroups share the columns of O for 64 query rows and compute the
+    scores of the blocks of keys alternately."""
 
     config_class = WgmmaMlaKernelConfig
     title = "wgmma latent"

@@ -27,7 +27,7 @@ from flashsmith.semantics.dtype import DType
 
 # The number of blocks of keys in flight: one per consumer warpgroup.
 STAGES = 2
-# Bytes for barriers and for the maxima and sums that warpgroups exchange.
+# The bytes of shared memory for barriers and for the maxima and sums that warpgroups exchange.
 PAGE_BYTES = 3072
 
 
@@ -93,27 +93,27 @@ class WgmmaMlaKernelConfig(LatentConfig):
 
     @property
     def B_r(self) -> int:
-        """Query rows of a CTA's tile."""
+        """The number of query rows of a CTA's tile."""
         return WARPGROUP_ROWS
 
     @property
     def B_c(self) -> int:
-        """Keys of a block."""
+        """The number of keys of a block."""
         return WARPGROUP_ROWS
 
     @property
     def n_warpgroups(self) -> int:
-        """Consumer warpgroups."""
+        """The number of consumer warpgroups."""
         return STAGES
 
     @property
     def n_threads(self) -> int:
-        """Threads of a CTA, including the producer's."""
+        """The number of threads of a CTA, including the threads of the producer."""
         return WARPGROUP_THREADS * (self.n_warpgroups + 1)
 
     @property
     def accumulators(self) -> int:
-        """Registers of a consumer thread for O, S and P."""
+        """The number of registers that a consumer thread needs for O, S and P."""
         return self.d_v // 4 + self.B_c // 2 + self.B_c // 4
 
     def smem_bytes(self, elem_size: int = 2) -> int:

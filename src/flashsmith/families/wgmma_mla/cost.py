@@ -1,4 +1,4 @@
-"""Costs of the wgmma_mla family."""
+"""The cost model of the wgmma_mla family."""
 
 from __future__ import annotations
 
@@ -9,12 +9,13 @@ from flashsmith.families.latent import LatentRates, call_work
 from flashsmith.families.tile_work import CallWork, rates_of
 from flashsmith.operations.problem import Problem
 
-# The kernels are assumed to reach this share of wgmma's peak rate, for lack of measurements.
+# The share of the peak rate of wgmma that the kernels are assumed to reach, because they were not
+# measured.
 _SHARE_OF_WGMMA = 0.6
 
 
 def work(cfg: Any, problem: Problem, device: DeviceSpec) -> CallWork:
-    """The work of all launches of a call; its time is infinite on GPUs without wgmma."""
+    """The work of all launches of a call, whose time is infinite on GPUs without wgmma."""
     rates = rates_of(device)
     if not rates.wgmma:
         return CallWork(float("inf"), 0, 0, cfg.B_r)

@@ -1,4 +1,4 @@
-"""Descriptions of a kernel of the wgmma_mla family, for `flashsmith explain`."""
+"""Describes the kernels of the wgmma_mla family, for `flashsmith explain`."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def smem_map(cfg: Any) -> tuple[SmemRegion, ...]:
 
 
 def intensity(cfg: Any) -> Intensity:
-    """FLOP per byte in the loop over blocks of keys, without the work outside the loop.
+    """The FLOP per byte of the loop over blocks of keys; the work outside the loop does not count.
 
     A block is read from global memory once. From shared memory, the QK GEMM reads Q and the block
     once, each warpgroup reads its half of V, and one of them reads P.
@@ -38,7 +38,7 @@ def intensity(cfg: Any) -> Intensity:
 
 
 def order(cfg: Any, arch: int) -> Order:
-    """The order of operations in which a row is computed."""
+    """The order of operations in which a kernel computes a row."""
     return order_of_rows(
         cfg,
         arch,

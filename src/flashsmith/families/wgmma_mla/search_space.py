@@ -12,5 +12,5 @@ _FIXED = ("dtype", "d_head", "producer_registers", "consumer_registers", "d_v")
 
 
 def moves(cfg: WgmmaMlaKernelConfig) -> Iterator[WgmmaMlaKernelConfig]:
-    """The configs in which one knob has another value."""
+    """The configs that differ from `cfg` in one knob."""
     return change_one_knob(cfg, _FIXED)
