@@ -29,11 +29,12 @@ from flashsmith.printable import quoted
 # PyTorch has the first name from version 2.13 on.
 _all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 _DEFAULT_TIMEOUT = default_pg_timeout.total_seconds()
-# The bytes of the message about a call that a rank sends to the others; longer messages are
-# truncated.
+# The size in bytes of the message in which a rank describes its call to the others. Shorter
+# messages are padded; a longer one is an AssertionError.
 _MESSAGE = 4096
 # The largest number of agreements that are kept for each group.
 _MOST_AGREEMENTS = 512
+# The most characters of an error's text in a message; longer texts are truncated.
 _MOST_TEXT = 512
 # The format of the number of transfers that a rank has made, which follows the rank's message.
 _COUNT = struct.Struct("<q")

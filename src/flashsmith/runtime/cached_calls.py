@@ -601,8 +601,8 @@ def run_repeated(arguments: tuple[Any, ...], names: Any) -> Any:
 
 
 def find_repeated(groups: Groups, arguments: tuple[Any, ...], names: Any) -> RepeatedCall | None:
-    """Returns the remembered call that run_repeated would use for these arguments; ``groups`` is
-    ``repeated``."""
+    """Returns the remembered call that run_repeated would use for these arguments, or None.
+    ``groups`` is the current value of this module's ``repeated``."""
     group = groups.get(names)
     if group is None:
         return None

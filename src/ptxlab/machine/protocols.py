@@ -77,7 +77,7 @@ class HoldsMemories(HoldsShared, Protocol):
 
 
 class PendingWgmma(Protocol):
-    """A wgmma for which its group has not waited yet."""
+    """A wgmma for which the Group of threads that issued it has not waited yet."""
 
     site: Site
     clock: int

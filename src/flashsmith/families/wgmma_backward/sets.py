@@ -42,9 +42,10 @@ _TOGETHER, _AHEAD, _UNDER = StepOrder.SCORES_TOGETHER, StepOrder.SCORES_AHEAD, D
 _PERSISTENT_96 = _Tile(64, 2, 2, _TOGETHER, True, True, _UNDER, wide_stores=True)
 _EARLY_64 = _Tile(128, 2, 2, _TOGETHER, persistent=True, dq_sums=_UNDER, early_rows=True)
 _EARLY_128 = _Tile(64, 2, 2, _TOGETHER, True, True, _UNDER, wide_stores=True, early_rows=True)
-# These tiles were not measured. The first one is also first under a mask. It resembles the tiles
-# that were the fastest for d 64; its kernel would spill if it were persistent without ordered_dq
-# or, at d 80, if it had pingpong. The second tile is one of d 96.
+# These tiles were chosen before any was measured. The first one is also first under a
+# mask. It resembles the fastest tiles for d 64, but is not persistent and has no pingpong: a
+# persistent kernel would spill without ordered_dq, and at d 80 one with pingpong would, too. The
+# second tile is one of d 96.
 _VISION = (
     _Tile(128, 2, 2, _TOGETHER, dq_sums=_UNDER),
     _Tile(64, 2, 2, _TOGETHER, True, False, _UNDER, True, True, q_stages=3),
