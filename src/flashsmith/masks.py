@@ -35,8 +35,8 @@ __all__ = [
 class MaskValue:
     """A mask: a function (b, h, q_idx, kv_idx) that returns whether the query sees the key.
 
-    The function gets ``parts`` (its tensors, numbers and other masks) before the indices. PyTorch's
-    compiler finds them there if compiled code makes the mask.
+    The function gets ``parts`` (its tensors, numbers and other masks) before the indices. They are
+    an attribute, so that PyTorch's compiler finds them if compiled code creates the mask.
     """
 
     def __init__(self, function: Callable[..., Any], *parts: Any) -> None:

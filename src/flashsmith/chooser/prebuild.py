@@ -4,7 +4,7 @@ nothing is built later.
 The chooser prefers different kernels for different sizes, but most of these kernels differ in time
 only by a percent or two. So a few kernels are enough if, for every problem that is examined, one of
 the few is expected to take longer than the best kernel by at most the share TOLERANCE. With
-FLASHSMITH_JIT=0, a call uses this one.
+FLASHSMITH_JIT=0, a call whose best kernel was not built uses the best one of the few.
 """
 
 from __future__ import annotations

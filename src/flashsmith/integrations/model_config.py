@@ -188,7 +188,7 @@ def _number(config: Mapping[str, Any], names: tuple[str, ...]) -> int | None:
 
 def _dtype(config: Mapping[str, Any], notes: list[str]) -> str:
     """Returns the word for a model's dtype. If the config does not give a supported dtype, the word
-    is bf16's, and a note says so."""
+    is 'bf16', and a note says so."""
     text = config.get("text_config")
     of_text = text if isinstance(text, Mapping) else {}
     named = next(

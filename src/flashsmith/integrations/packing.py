@@ -52,8 +52,8 @@ class Packing:
 class _Pack(torch.autograd.Function):
     """Packing.pack with gradients.
 
-    PyTorch's gradient of indexing sorts the indices to add duplicates. A Packing has no duplicates,
-    so its gradient needs no sorting.
+    PyTorch's gradient of indexing sorts the indices, so that it can sum the gradients of repeated
+    indices. A Packing repeats none, so its gradient needs no sorting.
     """
 
     @staticmethod

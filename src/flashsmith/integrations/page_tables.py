@@ -38,7 +38,8 @@ def from_flashinfer(
             page_size.
         page_size: keys per page.
         most_pages: columns of the table, at least the largest page count of a sequence. None reads
-        that count from indptr, which synchronizes with a GPU; during graph capture, pass a number.
+            that count from indptr, which synchronizes with a GPU; during graph capture, pass a
+            number.
 
     Raises:
         ArgumentError: an argument is neither a tensor nor an array.

@@ -1,5 +1,5 @@
-"""Makes calls to attention() and backward() as calls to their custom ops, for tracers and dispatch
-modes.
+"""Turns calls to attention() and backward() into calls to their custom ops, for tracers and
+dispatch modes.
 
 Only calls under a tracer or a dispatch mode import this module.
 """

@@ -1,4 +1,4 @@
-"""Makes a call to attention with score and mask functions as a call to an op, for PyTorch's
+"""Turns a call to attention with score and mask functions into a call to an op, for PyTorch's
 tracers.
 
 The functions are traced by flashsmith, outside of the compiler's graph. The tensors and numbers

@@ -33,7 +33,7 @@ def sequences_of(
 
     Raises:
         ArgumentError: the cumulative lengths are given for only one of q and k, and do not fit the
-        other.
+            other.
     """
     starts_q, starts_k = starts
     longest_q, longest_k = longest

@@ -1,4 +1,4 @@
-"""Derives typed expressions, and builds powers of them."""
+"""Differentiates typed expressions, and builds powers of them."""
 
 from __future__ import annotations
 

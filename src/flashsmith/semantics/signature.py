@@ -100,7 +100,7 @@ _ARGUMENTS = (
     Argument("k_scale", _SCALES, op="Tensor?"),
     Argument("v_scale", _SCALES, op="Tensor?"),
     Argument("split", "str", "invariant", "str"),
-    # These decide what the bits of a row may depend on.
+    # This decides what the bits of a row may depend on.
     Argument("bits", "str | None", None, "str?"),
     # For gradients.
     Argument("dlse", _TENSOR, op="Tensor?"),

@@ -385,8 +385,8 @@ class _SequenceGradients:
         return seen if by_program is None else seen & by_program
 
     def _scores(self, q: Any, k: Any, indices: Mapping[str, Any]) -> tuple[Any, Any, Any]:
-        """The scores, the factor that turns scores into logits, and the derivative of the logits
-        with respect to the scaled scores (None if this derivative is 1)."""
+        """Returns the scores after softcap and program, the factor that turns them into logits,
+        and the derivative of the logits with respect to q k times the scale (None if it is 1)."""
         xp, score = self.engine.xp, self.attention.score
         scores, factor, slope = self._product(q, k), self.attention.scale, None
         if not score.is_plain:

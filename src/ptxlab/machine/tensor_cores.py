@@ -154,7 +154,7 @@ class _Factors:
 
     @cached_property
     def powers(self) -> np.ndarray:
-        """Returns 256**exponent as float64, and 0 for a zero."""
+        """256**exponent as float64, and 0 for a zero."""
         return np.where(self.zeros, 0.0, _power_of_two(8 * self.exponents))
 
     @cached_property

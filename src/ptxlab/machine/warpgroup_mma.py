@@ -166,7 +166,7 @@ class Wgmma:
     # The matrices
 
     def a_matrix(self) -> np.ndarray:
-        """Returns a by unit: (units, rows, 16) float32."""
+        """Returns A as float32, by unit: (units, rows, 16)."""
         rows = self.unit // WARP * 16
         if self.form.fragment:
             words = np.empty((4, self.index.size), u4)

@@ -259,7 +259,7 @@ class Wave(WaveMemory):
         return None
 
     def proxy_fence(self, group: Group, site: Site, mask: Any) -> None:
-        """Executes fence.proxy.async and fence.mbarrier_init."""
+        """Executes fence.proxy.async or fence.mbarrier_init."""
         threads = group.threads
         if mask is not None:
             threads = threads[np.broadcast_to(mask, (group.n,))]
@@ -268,7 +268,7 @@ class Wave(WaveMemory):
             observer.proxy_fence(event)
 
     def memory_fence(self, group: Group, site: Site, scope: str, mask: Any) -> None:
-        """Executes fence.acq_rel, fence.sc and membar."""
+        """Executes fence.acq_rel, fence.sc or membar."""
         threads = group.threads[group.active(mask)]
         event = MemoryFence(site, threads, scope, self.tick())
         for observer in self.observers:

@@ -34,8 +34,8 @@ _PER_SCORE, _SCALING, _PER_PRODUCT, _PER_STEP = 9.0, 1.0, 2.0, 180.0
 # The number of additional instructions if a 16-byte chunk is copied through registers and not with
 # cp.async; the wait counts as instructions.
 _PER_SYNC_CHUNK = 55.0
-# The shares of the products and of the softmax in a warp's chain that do not overlap with other
-# warps' work.
+# Of a warp's own products and of its own softmax, the shares of the time that other warps' work
+# does not hide.
 _PRODUCTS_ALONE, _SOFTMAX_ALONE = 0.8, 0.55
 # Cycles for barriers and for waiting for copies. The first value is for eager copies, which overlap
 # with a GEMM; the second is for other copies.

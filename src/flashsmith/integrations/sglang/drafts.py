@@ -12,7 +12,7 @@ from flashsmith.integrations.sglang.releases import create_backend
 
 class FlashsmithDraftBackend:
     """The backends of a draft model's decode steps. Each step has a backend, because one captured
-    graph has all steps, and each step has other lengths: in step i, requests have i + 1 drafted
+    graph has all steps, and each step has its own lengths: in step i, requests have i + 1 drafted
     tokens."""
 
     def __init__(self, draft_runner: Any, steps: int) -> None:

@@ -20,7 +20,7 @@ class Step:
     lens: (requests,) int32, how many keys each request has, the keys of this step included.
     table: (requests, most pages) int32.
     window_table and window_slots: the table and the written slots of layers with a window, if these
-    layers have a separate pool.
+        layers have a separate pool.
     """
 
     rows: int
