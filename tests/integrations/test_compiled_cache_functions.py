@@ -169,6 +169,29 @@ def test_a_function_of_the_compiled_code(append: bool) -> None:
     assert torch.equal(*bits)
 
 
+def test_caches_of_one_tensor() -> None:
+    """A step appends to both halves of a tensor, with the bits of an eager step."""
+
+    def step(both: Any, **call: Any) -> Any:
+        (k_cache, v_cache), slopes = both.unbind(0), SLOPES * 2
+
+        def score(s: Any, b: Any, h: Any, q: Any, k: Any) -> Any:
+            return s + slopes[h] * (k - q)
+
+        caches = {"k_cache": k_cache, "v_cache": v_cache}
+        return flashsmith.attention_with_cache(**caches, **call, score_mod=score, config=CHUNKS)
+
+    call = tensors()
+    before = torch.stack([call.pop("k_cache"), call.pop("v_cache")])
+    eager, compiled = before.clone(), before.clone()
+    expected = step(eager, **call)
+    found = torch.compile(step, backend="aot_eager", fullgraph=True)(compiled, **call)
+    assert torch.equal(found, expected)
+    bits, old = compiled.view(torch.int16), before.view(torch.int16)  # the caches have NaN
+    assert torch.equal(bits, eager.view(torch.int16))
+    assert (bits != old).flatten(1).any(1).tolist() == [True, True]
+
+
 def test_errors_are_those_of_eager_calls() -> None:
     wide = torch.zeros(3, 3, CAPACITY)
 

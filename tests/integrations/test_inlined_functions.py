@@ -3,7 +3,10 @@ as for an eager call. Kernels run in the emulator."""
 
 from __future__ import annotations
 
+import copy
 import functools
+import gc
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -17,6 +20,7 @@ from torch.nn.attention.flex_attention import create_block_mask
 
 import flashsmith
 from flashsmith import masks, scores
+from flashsmith.errors import ArgumentError, TraceError
 from flashsmith.integrations import inlined_functions
 from flashsmith.tracing.binding import limited
 from flashsmith.tracing.graph_plans import program_of_text
@@ -254,6 +258,177 @@ def test_exported(strict: bool) -> None:
     assert [it.name for it in call.args[6]] == ["p_slopes", "ids"]
 
 
+def _exported(function: Callable[[int, Any], dict[str, Any]], strict: bool) -> Any:
+    """The node of the op in an export with a dynamic length, which ``function`` gets with the
+    sequence's ids."""
+
+    class Layer(torch.nn.Module):
+        def forward(self, q: Any, k: Any, v: Any, ids: Any) -> Any:
+            return flashsmith.attention(q, k, v, **function(ids.shape[0], ids))
+
+    given = *(it.detach() for it in draw()), torch.zeros(131, dtype=torch.int64)
+    length = torch.export.Dim("length", min=2, max=4096)
+    sizes = {}, {1: length}, {1: length}, {0: length}
+    made = torch.export.export(Layer(), given, dynamic_shapes=sizes, strict=strict)
+    (call,) = (it for it in made.graph.nodes if "attention_of_program" in str(it.target))
+    return call
+
+
+@pytest.mark.parametrize("strict", [False, True])
+def test_exported_with_a_dynamic_length(strict: bool) -> None:
+    """An int that depends on it is an input of the op."""
+
+    def functions(length: Any, ids: Any) -> dict[str, Any]:
+        half = length // 2
+        return {"mask_mod": lambda b, h, i, j: (j < half) | (ids[i] == ids[j])}
+
+    call = _exported(functions, strict)
+    (value,) = (it.meta["val"] for it in call.kwargs["ints"])
+    assert value.node.expr.free_symbols
+    assert value.node.hint == 65
+
+
+class _Opaque:
+    """A callable that is not scanned for captured values."""
+
+    __slots__ = ("half",)
+
+    def __init__(self, half: Any) -> None:
+        self.half = half
+
+    def __call__(self, b: Any, h: Any, i: Any, j: Any) -> Any:
+        return j < i
+
+
+def test_exported_with_what_no_plan_describes() -> None:
+    def functions(length: Any, ids: Any) -> dict[str, Any]:
+        half, opaque = length // 2, _Opaque(length)
+        return {"mask_mod": lambda b, h, i, j: (j < half) | opaque(b, h, i, j)}
+
+    (value,) = (it.meta["val"] for it in _exported(functions, strict=False).kwargs["ints"])
+    assert value.node.expr.free_symbols
+
+
+def test_a_float_of_a_dynamic_length() -> None:
+    """The function can compute it; as a captured number it would be fixed, and is refused."""
+
+    def inside(length: Any, ids: Any) -> dict[str, Any]:
+        return {"score_mod": lambda s, b, h, i, j: s + length * 0.01}
+
+    def outside(length: Any, ids: Any) -> dict[str, Any]:
+        slope = length * 0.01
+        return {"score_mod": lambda s, b, h, i, j: s + slope}
+
+    assert len(_exported(inside, strict=False).kwargs["ints"]) == 1
+    for function, strict in ((inside, True), (outside, True), (outside, False)):
+        with pytest.raises(Exception, match=r"captures the number .* give strict=False"):
+            _exported(function, strict)
+
+
+def test_a_branch_on_a_dynamic_length() -> None:
+    """It needs the value, so PyTorch refuses to keep the length dynamic."""
+
+    def functions(length: Any, ids: Any) -> dict[str, Any]:
+        return {"score_mod": lambda s, b, h, i, j: s + j if length > 9 else s}
+
+    with pytest.raises(Exception, match=r"specialized it to be a constant \(131\)"):
+        _exported(functions, strict=False)
+
+
+def test_a_dynamic_size_that_a_function_reads() -> None:
+    def functions(length: Any, ids: Any) -> dict[str, Any]:
+        return {"mask_mod": lambda b, h, i, j: j < ids.shape[0] // 2}
+
+    with pytest.raises(TraceError, match=r"dynamic size .* read it outside the function"):
+        _exported(functions, strict=False)
+    assert _exported(functions, strict=True).kwargs["ints"]
+
+
+# --- tensors that share memory --------------------------------------------------------------------
+
+
+def _of_views(qkv: Any, both: Any) -> Any:
+    """attention() of views of one tensor, with a function that reads views of another."""
+    (q, k, v), by, more = qkv.unbind(2), both[:4], both[4:]
+    mod = lambda s, b, h, i, j: s * by[h] + more[h]  # noqa: E731
+    return flashsmith.attention(q, k, v, score_mod=mod, **KERNELS)
+
+
+def _bases() -> tuple[torch.Tensor, torch.Tensor]:
+    of = torch.Generator().manual_seed(4)
+    qkv = torch.randn((2, 100, 3, 4, 64), generator=of).bfloat16()
+    return qkv.requires_grad_(), torch.cat([SLOPES, SLOPES * 3]).requires_grad_()
+
+
+def test_views_of_one_tensor() -> None:
+    """The same bits as an eager call, with the gradients of both tensors."""
+    given = _bases()
+    expected = _of_views(*given)
+    o = torch.compile(_of_views, fullgraph=True, backend="aot_eager")(*given)
+    assert torch.equal(o, expected)
+    do = torch.randn(o.shape, generator=torch.Generator().manual_seed(5)).bfloat16()
+    wanted = torch.autograd.grad(expected, given, do)
+    found = torch.autograd.grad(o, given, do)
+    assert all(map(torch.equal, found, wanted))
+
+
+class _Views(torch.nn.Module):
+    def forward(self, qkv: Any, both: Any) -> Any:
+        return _of_views(qkv, both)
+
+
+def test_views_in_a_strict_export() -> None:
+    given = [it.detach() for it in _bases()]
+    exported = torch.export.export(_Views(), tuple(given), strict=True)
+    assert torch.equal(exported.module()(*given), _of_views(*given))
+
+
+def test_a_bias_and_its_base() -> None:
+    """A function reads the tensor of which the bias is a slice."""
+
+    def functions(table: Any) -> dict[str, Any]:
+        return {"score_mod": lambda s, b, h, i, j: s + table[h, i, j], "bias": table[..., 131:]}
+
+    ops = Ops()
+    ops.compiled(functions)(*draw(), torch.zeros(4, 100, 262))
+    shapes = [tuple(it.meta["val"].shape) for it in ops.calls[0].args[6]]
+    assert sorted(shapes) == [(4, 100, 131), (4, 100, 262)]
+
+
+# --- graphs ---------------------------------------------------------------------------------------
+
+
+def test_a_copy_of_a_graph() -> None:
+    """A backend may copy a graph that has run; the copy computes the same."""
+    graphs, given = [], [it.detach() for it in _bases()]
+
+    def keep(graph: Any, _: Any) -> Any:
+        graphs.append(graph)
+        return graph
+
+    expected = torch.compile(_of_views, fullgraph=True, backend=keep)(*given)
+    (result,) = copy.deepcopy(graphs[0])(*given)
+    assert torch.equal(result, expected)
+
+
+def test_graphs_are_freed() -> None:
+    """What is known of a graph does not keep it in memory."""
+    ops, graphs = Ops(), []
+    inner = ops.backend
+
+    def keep(module: Any, inputs: Any) -> Any:
+        graphs.extend(weakref.ref(it) for it in module.children())
+        return inner(module, inputs)
+
+    ops.backend = keep
+    ops.compiled(_plain)(*draw())
+    (graph,) = graphs
+    del ops
+    torch._dynamo.reset()
+    gc.collect()
+    assert graph() is None
+
+
 # --- what it cannot do ----------------------------------------------------------------------------
 
 
@@ -304,3 +479,30 @@ def test_a_bias_of_another_dtype() -> None:
 
     with pytest.raises(Exception, match=r"bias: .* dtype torch\.int32; give one of"):
         torch.compile(call, backend="eager")(*draw())
+
+
+def test_vmap() -> None:
+    """An op of the compiler's graph is refused as the op that takes a program."""
+    q, k, v = (torch.zeros((3, 1, 16, 1, 64), dtype=torch.bfloat16) for _ in range(3))
+    lens = torch.zeros((3, 1), dtype=torch.int32)
+    ops, positions = torch.ops.flashsmith, {"positions": "start"}
+    calls = {
+        ops.score_arguments: ((q,), {}),
+        ops.attention_of_inlined: ((q, k, v, *(None,) * 5), positions),
+        ops.attention_of_inlined_with_cache: ((q, k, v, None, None, lens), {}),
+        ops.attention_of_inlined_with_cache_appended: ((q, k, v, None, None, lens), {}),
+    }
+    for op, (args, keywords) in calls.items():
+        places = tuple(None if it is None else 0 for it in args)
+        with pytest.raises(ArgumentError, match=r"inside torch\.vmap"):
+            torch.vmap(functools.partial(op, **keywords), places)(*args)
+
+
+def test_vmap_of_compiled_code() -> None:
+    def call(q: Any, k: Any, v: Any) -> Any:
+        zero = SLOPES * 0.0
+        return flashsmith.attention(q, k, v, score_mod=lambda s, b, h, i, j: s + zero[h])
+
+    given = [it.detach()[None] for it in draw()]
+    with pytest.raises(Exception, match=r"inside torch\.vmap"):
+        torch.compile(torch.vmap(call), backend="aot_eager", fullgraph=True)(*given)

@@ -195,8 +195,7 @@ class Measurement:
 
     @property
     def problem(self) -> Problem:
-        """Returns the problem of the row. Raises ArgumentError if the row does not name a valid
-        problem."""
+        """The problem of the row. Raises ArgumentError if the row does not name a valid problem."""
         d = f"d{self.d}" if self.d_v is None else f"d{self.d}:{self.d_v}"
         return _problem(
             f"b{self.batch} s{self.seq_q}:{self.seq_k} h{self.heads_q}:{self.heads_k} {d} "

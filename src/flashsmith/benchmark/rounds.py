@@ -1,8 +1,8 @@
 """Compares contenders in rounds: checks their outputs, then times them in independent rounds.
 
-The clock of a GPU drifts by more than two kernels differ. The contenders are therefore interleaved
-within a round, and ratios are taken between times of the same round. The rounds are pooled into a
-median with a confidence interval.
+The clock of a GPU drifts by more than the difference between two kernels. The contenders are
+therefore interleaved within a round, and ratios are taken between times of the same round. The
+rounds are pooled into a median with a confidence interval.
 """
 
 from __future__ import annotations

@@ -61,8 +61,8 @@ class Protocol:
     num_warmups, runs: the least numbers of untimed and of timed launches of an implementation.
     warmup_ms, measure_ms: the least total times of these launches, so that short kernels are
     launched more often. With 0, the numbers of launches are num_warmups and runs. With
-    'interleaved', they are computed from the mean time of the implementations. num_estimates: how
-    many launches are used to estimate the time of one.
+    'interleaved', they are computed from the mean time of the implementations.
+    num_estimates: how many launches are used to estimate the time of one.
 
     Raises ArgumentError for an unknown order, or a number below its minimum.
     """

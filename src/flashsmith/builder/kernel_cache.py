@@ -357,8 +357,8 @@ class Cache:
 
 
 def _remembered_manifest(path: Path) -> Manifest:
-    """Returns the manifest in ``path``. Its file is parsed only if it has changed since the last
-    call.
+    """Returns the manifest in ``path``. After the first call, its file is parsed again only if it
+    has changed.
 
     Raises OSError or ValueError if the manifest is missing or damaged.
     """

@@ -435,8 +435,8 @@ def _on_paper(
 
 
 def _repeatable_first(evidence: Evidence) -> Evidence:
-    """Returns the evidence, in which a deterministic config is chosen if one takes longer than the
-    chosen config by at most the share COST_OF_REPEATING."""
+    """Returns the evidence, in which a deterministic config is chosen if one takes at most the
+    share COST_OF_REPEATING longer than the chosen config."""
     chosen, *others = evidence.expected
     if not chosen.ms or chosen.config.family.is_deterministic(chosen.config):
         return evidence
@@ -613,8 +613,8 @@ def _why(found: NearEntry, count: int, very_one: bool) -> str:
 def _by_preference(expected: Sequence[ExpectedTime], gain: float) -> tuple[list[ExpectedTime], str]:
     """Sorts the configs, with the chosen config first and the others in order of time.
 
-    The chosen config is the first one in ``expected`` that takes longer than the fastest by at most
-    the share ``gain``.
+    The chosen config is the first one in ``expected`` that takes at most the share ``gain`` longer
+    than the fastest one.
 
     If the chosen config is not the fastest, the returned string says why it was chosen; otherwise
     the string is ''.

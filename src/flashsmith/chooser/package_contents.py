@@ -51,8 +51,8 @@ PackedKernel = tuple[KernelConfig, Semantics]
 # calls.
 Searched = Callable[[int, int], None]
 
-# The values of (heads_q, heads_k) in the grid: one or four heads of q share one head of k and v.
-# With a latent cache, all heads of q share the one head of the cache.
+# The values of (heads_q, heads_k) in the grid: one or four heads of q use each head of k and v.
+# With a latent cache, all heads of q use the one head of the cache.
 HEADS = ((16, 16), (32, 8))
 LATENT_HEADS = ((16, 1), (64, 1), (128, 1))
 _MASKS = ("", "causal", "window", "causal softcap", "window softcap")

@@ -3,7 +3,7 @@ nothing is built later.
 
 The chooser prefers different kernels for different sizes, but most of these kernels differ in time
 only by a percent or two. So a few kernels are enough if, for every problem that is examined, one of
-the few is expected to take longer than the best kernel by at most the share TOLERANCE. With
+the few is expected to take at most the share TOLERANCE longer than the best kernel. With
 FLASHSMITH_JIT=0, a call whose best kernel was not built uses the best one of the few.
 """
 
@@ -80,7 +80,7 @@ class AnyLength:
         return sum(map(len, self.configs.values()))
 
     def __str__(self) -> str:
-        """A sentence with these numbers."""
+        """A sentence with the numbers of configs, of kernels and of examined problems."""
         every = set(itertools.chain.from_iterable(self.configs.values()))
         families = Counter(config.FAMILY for config in every)
         of_families = ", ".join(f"{number} {family}" for family, number in families.items())
@@ -255,8 +255,8 @@ def _with_sizes(problem: Problem, sizes: CallSizes) -> Problem:
 def _of_the_table(problem: Problem, device: DeviceSpec) -> list[CallSizes]:
     """Returns the sizes in the table that are to be examined.
 
-    Each entry for the problem's operation, the problem's d_head and the device's architecture has
-    two sizes: the sizes in the entry's key, and the sizes of the problem that was measured for the
+    From each entry for the problem's operation, the problem's d_head and the device's architecture,
+    these are the sizes in the entry's key, and the sizes of the problem that was measured for the
     entry.
     """
     found: set[CallSizes] = set()

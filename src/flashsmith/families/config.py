@@ -120,8 +120,8 @@ class KernelConfig:
         async+swizzled+load_0_2_2_tiles+opt_softmax'.
 
         Args:
-            include_d_head: whether the tuple contains the head dimension. include_tup: whether the
-            short form contains the tuple.
+            include_d_head: whether the tuple contains the head dimension.
+            include_tup: whether the short form contains the tuple.
         """
         features = "+".join(self._feature_words())
         if not include_tup:

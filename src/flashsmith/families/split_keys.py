@@ -93,8 +93,8 @@ def tiles_to_split(
 
 
 def with_parts(work: TileWork, cfg: Any, device: DeviceSpec) -> TileWork:
-    """Adds to the work of a config's tile the number of parts, and the cycles that a part takes to
-    write its rows in fp32."""
+    """Returns ``work``, the work of a config's tile, with the number of parts and the cycles that a
+    part takes to write its rows in fp32."""
     if cfg.split_keys == 0:
         return work
     cycles = cfg.B_r * cfg.d_head_v * _FLOAT_BYTES / rates_of(device).l2

@@ -51,9 +51,8 @@ def installed_set_names() -> list[str]:
 def load_installed_set(name: str) -> list[KernelConfig]:
     """Returns the configs of a set that an installed package provides.
 
-    The entry point of the set is a callable.
-
-    It may return configs, short forms, or both.
+    The entry point of the set is a callable that returns the configs, as configs, short forms, or
+    both.
 
     Raises:
         SelectionError: two packages offer this name, the entry point fails, or it returns something

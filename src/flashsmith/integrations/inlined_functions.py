@@ -17,13 +17,14 @@ from typing import Any, NamedTuple
 import torch
 
 from flashsmith.bundle import OPERATORS
-from flashsmith.errors import TraceError
+from flashsmith.errors import ArgumentError, TraceError
+from flashsmith.integrations.autograd_functions import refuse_vmap
 from flashsmith.integrations.cache_program_ops import OPS_OVER_CACHES
 from flashsmith.integrations.program_ops import PROGRAM
 from flashsmith.integrations.torch_ops import OPS, TAGS
 from flashsmith.tracing.binding import POSITIONS, table_function
 from flashsmith.tracing.block_masks import function_of_blocks
-from flashsmith.tracing.captures import follow
+from flashsmith.tracing.captures import follow, is_symbolic
 from flashsmith.tracing.graph_functions import SCORE_ARGUMENTS, GraphFunction, evaluated
 from flashsmith.tracing.graph_plans import BLOCKS_OF_ROWS, PARTS, TENSOR, GraphPlan, plan_of
 
@@ -32,6 +33,13 @@ try:
     from torch._ops import HigherOrderOperator
 except ImportError:  # a version of PyTorch whose compiler does not pass functions to operators
     BaseHOP = None
+try:
+    from torch._dynamo.variables import higher_order_ops as _known_to_dynamo
+except ImportError:
+    _known_to_dynamo = None
+
+
+_NAME = "flashsmith_inlined"
 
 
 class _Inlined(BaseHOP or object):  # type: ignore[misc]
@@ -43,13 +51,28 @@ class _Inlined(BaseHOP or object):  # type: ignore[misc]
     """
 
     def __init__(self) -> None:
-        HigherOrderOperator.__init__(self, "flashsmith_inlined")
+        HigherOrderOperator.__init__(self, _NAME)
 
     def __call__(self, graph: Any, /, *operands: Any) -> Any:
         return _run(graph, operands)
 
 
 INLINED = None if BaseHOP is None else _Inlined()
+
+
+def _allow_views() -> None:
+    """Lets the compiler pass INLINED tensors that share memory, such as the views that q, k and v
+    often are: the graph does not write, and what it returns is new.
+
+    A version of the compiler that has no such registry breaks its graph at such a call.
+    """
+    known = getattr(_known_to_dynamo, "_hop_name_to_variable_class", None)
+    base = getattr(_known_to_dynamo, "BaseHOPVariable", None)
+    if known is not None and base is not None:
+        known[_NAME] = type("InlinedVariable", (base,), {"supports_aliasing": True})
+
+
+_allow_views()
 
 
 def inlined_call(
@@ -167,17 +190,25 @@ class _Parsed(NamedTuple):
     plans: dict[Any, list[GraphPlan]]
 
 
+class _Kept:
+    """What is known of a graph, as an attribute of it: the two refer to each other, so that no
+    table elsewhere would ever lose the graph. A copy of the graph gets an empty one."""
+
+    def __init__(self) -> None:
+        self.parsed: _Parsed | None = None
+
+    def __reduce__(self) -> Any:
+        return _Kept, ()
+
+
 def _parsed(graph: Any) -> _Parsed:
     """Parses a graph. The result is stored in the graph, because a program that nothing compiles
     further runs the graph in every step."""
-    kept = vars(graph)
-    if _KEPT_AS not in kept:
-        kept[_KEPT_AS] = _parse(graph)
-    found: _Parsed = kept[_KEPT_AS]
+    kept = vars(graph).setdefault("_flashsmith_parsed", _Kept())
+    if kept.parsed is None:
+        kept.parsed = _parse(graph)
+    found: _Parsed = kept.parsed
     return found
-
-
-_KEPT_AS = "_flashsmith_parsed"
 
 
 def _parse(graph: Any) -> _Parsed:
@@ -252,9 +283,23 @@ def _attend(parsed: _Parsed, values: Mapping[Any, Any]) -> Any:
     roots = _roots(parsed, captured)
     plan = _plan(parsed, captured, roots)
     reads, ints, floats = ([follow(roots, it) for it in paths] for paths in plan[1:4])
+    check_known(*floats, *(follow(roots, path) for path, _ in plan.frozen))
     if "needs" in keywords and torch.is_grad_enabled():
         keywords["with_backward"] |= any(it.requires_grad for it in reads)
     return call.op(*before, reads, *after, program=plan.text, ints=ints, floats=floats, **keywords)
+
+
+def check_known(*numbers: Any) -> None:
+    """Raises ArgumentError for a number that depends on a dynamic size, if torch.export would
+    record its present value: ops take such floats only as constants."""
+    for it in numbers:
+        if is_symbolic(it) and torch.compiler.is_exporting():
+            raise ArgumentError(
+                f"score_mod, mask_mod: a function captures the number {it}, which depends on a "
+                "dynamic size, and torch.export would record its present value; capture the size "
+                "as an int, compute the number within the function and give strict=False, or "
+                "export with a static size"
+            )
 
 
 def _plan(parsed: _Parsed, captured: tuple[Any, ...], roots: Any) -> GraphPlan:
@@ -326,6 +371,7 @@ def _define_without_kernel(op: Any) -> None:
         return op(*tensors, program="", ints=[], floats=[], **keywords)
 
     torch.library.register_fake(name, fake, lib=_library)
+    torch.library.register_vmap(name, refuse_vmap, lib=_library)
     torch.library.register_autograd(name, _no_gradients, lib=_library)
     stands = getattr(OPS, name.partition("::")[2])
     _STANDING_FOR[op] = stands, place
@@ -335,6 +381,7 @@ def _define_without_kernel(op: Any) -> None:
 _library = torch.library.Library(OPERATORS, "FRAGMENT")
 _library.define("score_arguments(Tensor q) -> Tensor[]", tags=TAGS)
 torch.library.register_fake(f"{OPERATORS}::score_arguments", _fake_arguments, lib=_library)
+torch.library.register_vmap(f"{OPERATORS}::score_arguments", refuse_vmap, lib=_library)
 _SOURCES = OPS.score_arguments, OPS.score_arguments.default
 _CALLS: dict[Any, tuple[Any, int]] = {}
 _STANDING_FOR: dict[Any, tuple[Any, int]] = {}

@@ -24,7 +24,7 @@ from flashsmith.chooser.functions import (
 )
 from flashsmith.integrations import program_ops  # noqa: F401, registers the ops
 from flashsmith.integrations.cache_program_ops import OPS_OVER_CACHES
-from flashsmith.integrations.inlined_functions import inlined_call
+from flashsmith.integrations.inlined_functions import check_known, inlined_call
 from flashsmith.integrations.pytorch_state import (
     assume_constant_result,
     check_for_an_op,
@@ -128,19 +128,17 @@ def over_cache_by_program(
 
 def _program_of(plan: Any, roots: Any) -> dict[str, Any]:
     """Returns a plan's string, tensors and numbers, as arguments of an op."""
-    text, reads, ints, floats = plan
-    return {
-        "program": text,
-        "reads": [follow(roots, path) for path in reads],
-        "ints": [follow(roots, path) for path in ints],
-        "floats": [follow(roots, path) for path in floats],
-    }
+    text, *paths = plan
+    reads, ints, floats = [[follow(roots, path) for path in it] for it in paths]
+    check_known(*floats)
+    return {"program": text, "reads": reads, "ints": ints, "floats": floats}
 
 
 def _program_now(roots: Any, block_sizes: Any, positions: Any) -> dict[str, Any]:
     """Returns the arguments of _program_of() for functions that no plan describes, while
     torch.export runs Python instead of tracing it."""
     text, reads, ints, floats = values_of(roots, block_sizes, positions)
+    check_known(*floats)
     return {"program": text, "reads": list(reads), "ints": ints, "floats": floats}
 
 

@@ -80,7 +80,7 @@ def decode_bytes(sizes: Sizes) -> int:
 
 def _measured(sizes: Sizes) -> dict[str, int]:
     """The sizes of the operation's own dimensions in measurements: the capacity of the cache is
-    exactly the number of keys, and rotary embedding covers all columns of d."""
+    exactly the number of keys, and rotary embedding covers all d columns."""
     pages = -(-sizes.seq_k // sizes.page) if sizes.page else 0
     return {
         **packed_rows(sizes),

@@ -178,6 +178,8 @@ def leaf_of(value: Any) -> Leaf | None:
         return _int_leaf(int(value))
     if isinstance(value, np.floating):
         return Leaf("float", float(value))
+    if is_symbolic(value):
+        return Leaf("int" if kind.__name__ == "SymInt" else "float", value)
     return Leaf("array", value) if is_array(value) else None
 
 
@@ -190,6 +192,13 @@ def is_tensor(value: Any) -> bool:
     """Whether the value is a tensor of PyTorch."""
     torch = sys.modules.get("torch")
     return torch is not None and isinstance(value, torch.Tensor)
+
+
+def is_symbolic(value: Any) -> bool:
+    """Whether the value is an int or a float that PyTorch's tracers do not know yet, such as a size
+    that torch.export treats as dynamic."""
+    kind = type(value)
+    return kind.__name__ in ("SymInt", "SymFloat") and kind.__module__ == "torch"
 
 
 def is_array(value: Any) -> bool:

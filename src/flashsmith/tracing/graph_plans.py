@@ -99,7 +99,7 @@ def values_of(
         {name: it.value for name, it in numbers.items() if it.kind == kind}
         for kind in ("int", "float")
     )
-    reads = made.bound(captures.leaves).tensors
+    reads = made.tensors(captures.leaves)
     return _text(made, (*ints, *floats)), reads, [*ints.values()], [*floats.values()]
 
 

@@ -33,6 +33,7 @@ from flashsmith.tracing.captures import (
     Watch,
     captures_of,
     is_array,
+    is_symbolic,
     is_tensor,
     is_traced_by_jax,
     rebuilt,
@@ -84,7 +85,7 @@ class Traced(NamedTuple):
 
     def bound(self, leaves: tuple[Leaf, ...]) -> BoundProgram:
         """Returns the program with the tensors and numbers of these leaves."""
-        tensors = tuple(_leaf_or_self(it, leaves) for it in self.reads)
+        tensors = self.tensors(leaves)
         own = {name: _number(_leaf_or_self(it, leaves)) for name, it in self.sources.items()}
         values = tuple(own.values())
         numbers = self.computed.get(values)
@@ -94,6 +95,10 @@ class Traced(NamedTuple):
                 self.computed.clear()
             self.computed[values] = numbers
         return BoundProgram(self.program, tensors, numbers)
+
+    def tensors(self, leaves: tuple[Leaf, ...]) -> tuple[Any, ...]:
+        """The tensors that the program reads, for these leaves."""
+        return tuple(_leaf_or_self(it, leaves) for it in self.reads)
 
 
 class _At(NamedTuple):
@@ -289,7 +294,8 @@ class Tracing:
         if leaf.kind == "array":
             return leaf.value if is_tensor(leaf.value) else self._captured(leaf.value)
         if i in self._frozen:
-            return leaf.value
+            # A number that a tracer does not know yet gets a guard, or is refused by the tracer.
+            return (int if leaf.kind == "int" else float)(leaf.value)
         return Symbol(self._number(f"n{i}", FLOAT if leaf.kind == "float" else INT, _At(i)), self)
 
     def _captured(self, array: Any) -> Any:
@@ -326,6 +332,11 @@ class Tracing:
         """Converts a 0-dimensional array to a symbol, and a NumPy number to a Python number."""
         if isinstance(value, np.generic):
             return value.item()
+        if is_symbolic(value):
+            refuse(
+                f"the dynamic size {value}, which the function itself reads,",
+                "read it outside the function, which then captures it as an int",
+            )
         if not is_array(value) or value.shape:
             return value
         kind = dtype_name(value.dtype) or str(value.dtype)

@@ -32,8 +32,8 @@ from flashsmith.operations import DEFAULT
 # families.
 ALL_FAMILIES = "both"
 _FEW = 8
-# The key for the configs that the shipped tables have for a problem. A config is used if it is
-# slower than the best config by at most the fraction _KNOWN_MARGIN; at most _MOST_KNOWN configs are
+# The key for the configs that the shipped tables have for a problem. A config is used if it takes
+# at most the fraction _KNOWN_MARGIN longer than the best config; at most _MOST_KNOWN configs are
 # used.
 KNOWN = "known"
 _KNOWN_MARGIN, _MOST_KNOWN = 0.03, 4

@@ -37,8 +37,8 @@ _SEARCH_SHARE = 0.75
 # The number of measurements that a GPU makes on one problem before it switches to another one,
 # since the tensors may have to be made again after a switch.
 _IN_A_ROW = 32
-# The number of times in a row that the measuring process of a GPU may fail to start. Then the GPU
-# is no longer used, since no kernel can be the cause.
+# The number of failures in a row to start the measuring process of a GPU after which the GPU is no
+# longer used, since no kernel can be the cause.
 _STARTUP_ATTEMPTS = 3
 # The FLOP per second below which a kernel counts as hanging.
 _SLOWEST_FLOP_PER_SECOND = 1e12

@@ -170,7 +170,7 @@ SHAPES = (
 def candidates(
     dtype: DType, d_head: HeadDims, device: DeviceSpec
 ) -> tuple[FlashForwardKernelConfig, ...]:
-    """The legal ones, on a device, among the configs with the shapes in SHAPES."""
+    """Returns the configs with the shapes in SHAPES that are legal on a device."""
     configs = (_of_shape(dtype, d_head, *shape) for shape in SHAPES)
     return tuple(config for config in configs if is_legal(config, device))
 
