@@ -19,16 +19,21 @@ from test_wgmma_backward import AHEAD, HALVES, ROWS, SPLIT_HALVES, TURNS, WIDE
 from flashsmith.builder.library_build import build_from
 from flashsmith.builder.sources import package_sources
 from flashsmith.errors import EmulatorError
-from flashsmith.families import Problem, Semantics, WgmmaBackwardKernelConfig, device_spec
+from flashsmith.families import DType, Problem, Semantics, WgmmaBackwardKernelConfig, device_spec
+from flashsmith.families.wgmma_backward.sets import shared_configs
 from flashsmith.runtime.libraries import load_library, loaded_kernels
 from flashsmith.verify import reference_of
 from ptxlab.checks import all_checks
 
 ORDERED = replace(AHEAD, ordered_dq=True)
+# Pairs of CTAs, each with half of dQ's columns: one and a half panels, and two.
+(_, PAIRS_OF_HALVES), (_, PAIRS_OF_PANELS) = (shared_configs(DType.BF16, d) for d in (192, 256))
+SHARED = [PAIRS_OF_HALVES, PAIRS_OF_PANELS]
 #: By rows, by turns of three persistent warpgroups, by columns in persistent CTAs, ...
 OTHERS = [replace(cfg, ordered_dq=True) for cfg in (ROWS, TURNS, WIDE, HALVES, SPLIT_HALVES)]
+OTHERS += SHARED
 CAUSAL = Semantics("causal", uneven=True)
-shared_kernels.want([ORDERED], CAUSAL)
+shared_kernels.want([ORDERED, PAIRS_OF_HALVES], CAUSAL)
 
 
 def outcome(
@@ -83,6 +88,14 @@ def test_the_same_bits_under_every_schedule() -> None:
     assert_repeatable(ORDERED, "b1 s100:300 h2:1 causal", [(1, None), (132, 5)])
 
 
+def test_pairs_of_ctas_add_in_order() -> None:
+    """Three pairs of blocks of keys, the last with one block: all add to the last queries, two to
+    the first ones."""
+    assert PAIRS_OF_HALVES.family.is_deterministic(PAIRS_OF_HALVES)
+    runs: list[tuple[int, int | None]] = [(2, None), (132, 5)]
+    assert_repeatable(PAIRS_OF_HALVES, "b1 s130:300 h1 causal", runs)
+
+
 @pytest.mark.full
 def test_without_the_order_bits_differ() -> None:
     """Or the tests here showed nothing."""
@@ -124,7 +137,7 @@ def in_small_groups(
     diagonal, for which problems of today's groups have 256 blocks of keys and more."""
     csrc = Path(shutil.copytree(package_sources(), folder / "csrc"))
     file = csrc / "wgmma_backward" / "key_block.cuh"
-    constant = "kResidentCtas = 128;"
+    constant = "kResidentCtas = Kernel::CFG.shared_dq ? 64 : 128;"
     assert file.read_text().count(constant) == 1
     file.write_text(file.read_text().replace(constant, "kResidentCtas = 1;"))
     library = build_from(csrc, [cfg], arch=90, semantics=semantics)

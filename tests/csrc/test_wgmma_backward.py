@@ -23,6 +23,7 @@ from flashsmith.families import (
 from flashsmith.families.head_dims import HeadPair
 from flashsmith.families.wgmma_backward.config import DqSums
 from flashsmith.families.wgmma_backward.sets import (
+    ordered_like,
     separate_configs,
     shared_configs,
     with_separate_dq,
@@ -207,7 +208,7 @@ def test_two_ctas_share_dq(inputs: str) -> None:
 
 
 def test_tiles_of_a_cluster_are_whole() -> None:
-    (cfg,) = shared_configs(DType.BF16, 192)
+    cfg, _ = shared_configs(DType.BF16, 192)
     assert cfg.fills_tiles(64, 256, 192)
     assert not cfg.fills_tiles(64, 192, 192)
     assert FAMILY.for_gradients(cfg, "no_dq") == without_dq(cfg)
@@ -216,12 +217,14 @@ def test_tiles_of_a_cluster_are_whole() -> None:
 
 @pytest.mark.parametrize("words", ["mask=documents&causal", "score=alibi", "softcap"])
 def test_ctas_share_dq_of_plain_scores_only(words: str) -> None:
-    (cfg,) = shared_configs(DType.BF16, 256)
+    cfg, ordered = shared_configs(DType.BF16, 256)
     semantics = parse_with_functions(f"b1 s256 h4 d256 bf16 backward {words}").problem.semantics
     adapted = FAMILY.adapt_to_program(FAMILY.adapt_to_registers(cfg, semantics), semantics)
     # Two CTAs leave room for one stage of do; a CTA without shared_dq has two again.
     assert cfg.do_stages == 1
     assert adapted == replace(SPLIT, wide_stores=True, early_rows=True)
+    adapted = FAMILY.adapt_to_program(FAMILY.adapt_to_registers(ordered, semantics), semantics)
+    assert adapted == ordered_like(cfg)
     causal = Problem.parse("b1 s256 h4 d256 bf16 backward causal").semantics
     assert FAMILY.adapt_to_registers(cfg, causal) == cfg
     assert FAMILY.adapt_to_program(cfg, causal) == cfg

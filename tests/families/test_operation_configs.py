@@ -162,7 +162,7 @@ SAMPLES = {
             "lagged_dq": {"lagged_dq": True, "ds_stages": 1},
             "split_roles: excludes": {**SPLIT, "lagged_dq": True},
             "cta_pair": {**PAIR, "ordered_dq": True},
-            "shared_dq": {**SHARED, "ordered_dq": True},
+            "shared_dq": {**SHARED, "ds_stages": 1, "without_dq": True},
             "pingpong": {"pingpong": True, "n_warpgroups": 1, "B_c": 64},
             "bulk_sums": {**SPLIT, "bulk_sums": True},
             "early_rows": {"early_rows": True},

@@ -21,7 +21,7 @@ from flashsmith.families.wgmma_backward.sets import shared_configs
 
 CAUSAL = Semantics("causal", uneven=True)
 WINDOW = Semantics("window", packed=True, uneven=True)
-(HALVES,), (WHOLE,) = (shared_configs(DType.BF16, d) for d in (192, 256))
+(HALVES, ORDERED), (WHOLE, _) = (shared_configs(DType.BF16, d) for d in (192, 256))
 VICTIMS = {
     # Each CTA has one and a half panels of dq, and the last pair has one block of keys.
     "halves": OperationVictim(
@@ -48,12 +48,23 @@ VICTIMS = {
             ),
         ),
     ),
+    # Pairs of blocks of keys that no query of a block sees are left out of its order.
+    "ordered": OperationVictim(
+        ORDERED,
+        WINDOW,
+        (
+            Asked(
+                "b2 s300 h1 d192 window packed",
+                options={"lens_q": (300, 70), "lens_k": (300, 190), "left": 40, "right": 9},
+            ),
+        ),
+    ),
 }
 shared_kernels.want([HALVES], CAUSAL)
 
 _STAGES, _KEYS = "wgmma_backward/ds_stages.cuh", "wgmma_backward/key_block.cuh"
 _SPLIT, _PRODUCER = "wgmma_backward/split_consumer.cuh", "wgmma_backward/producer.cuh"
-_KERNEL = "wgmma_backward/backward_kernel.cuh"
+_KERNEL, _ORDER = "wgmma_backward/backward_kernel.cuh", "wgmma_backward/dq_order.cuh"
 _STATIC = "wgmma_backward/static_kernel_configuration.cuh"
 MISTAKES = {
     "halves": (
@@ -111,6 +122,27 @@ MISTAKES = {
         SourcePatch("a CTA without keys leaves the other alone", _KEYS,
                     "Kernel::CFG.shared_dq ? first_key - block_index() % 2 * Kernel::B_c : "
                     "first_key;", "first_key;"),
+    ),
+    "ordered": (
+        SourcePatch("both CTAs have the same counters", _ORDER,
+                    "(CFG.shared_dq ? block_index() % 2 * Kernel::dq_parts : 0)", "0"),
+        SourcePatch("the order is one of CTAs", _ORDER,
+                    "constexpr int kKeys = Kernel::cluster_keys;",
+                    "constexpr int kKeys = Kernel::B_c;"),
+        SourcePatch("the second CTA's predecessor begins at its own key", _ORDER,
+                    "CFG.shared_dq ? place * kKeys : keys.first_key;", "keys.first_key;"),
+        SourcePatch("a pair has the order of two pairs", _ORDER,
+                    "keep(key_block_of_cta<Kernel>());", "keep(block_index());"),
+        SourcePatch("a half waits for both warpgroups' sums", _ORDER,
+                    "Kernel::CFG.split_roles && !Kernel::CFG.shared_dq;",
+                    "Kernel::CFG.split_roles;"),
+        SourcePatch("the first half waits for its first turn alone", _SPLIT,
+                    "if constexpr (kHalf == 1 || kShared) this->odd_turns",
+                    "if constexpr (kHalf == 1) this->odd_turns"),
+        SourcePatch("nobody waits for a turn", _SPLIT,
+                    "dq_order.wait(kHalf, odd_turns);", ""),
+        SourcePatch("dS is sent when a half's turns are over", _KERNEL,
+                    "(1 + Kernel::order_keepers) * kWarpSize", "kWarpSize"),
     ),
 }  # fmt: skip
 SUITE = MutantSuite(VICTIMS, mistakes=MISTAKES)

@@ -24,8 +24,7 @@ template <class Kernel>
 FS_DEVICE void init_backward_barriers(uint32_t smem) {
     constexpr int kWarps = Kernel::n_warpgroups * kWarpsPerWarpgroup;
     // The threads that keep the order of dq also read the number of a block of keys.
-    constexpr int kKeepers = Kernel::CFG.ordered_dq ? Kernel::dq_parts : 0;
-    PipelineBarriers{smem + Kernel::K_barriers}.init(1, kWarps + kKeepers);
+    PipelineBarriers{smem + Kernel::K_barriers}.init(1, kWarps + Kernel::order_keepers);
     PipelineBarriers{smem + Kernel::V_barriers}.init(1, kWarps);
     PipelineBarriers{smem + Kernel::Q_barriers}.init(Kernel::CFG.q_stages, kWarps);
     PipelineBarriers{smem + Kernel::do_barriers}.init(Kernel::CFG.do_stages, kWarps);
@@ -59,11 +58,12 @@ __global__ void __launch_bounds__(Kernel::CFG.n_threads(), 1)
         if (thread_index() == 0) BackwardProducer<Kernel>(args, smem).run();
         if constexpr (Kernel::CFG.ordered_dq) {
             const int part = __shfl_sync(0xffffffffu, thread_index() / kWarpSize, 0) - 1;
-            if (part >= 0 && part < Kernel::dq_parts && lane_index() == 0)
+            if (part >= 0 && part < Kernel::order_keepers && lane_index() == 0)
                 dQTurns<Kernel>(args, smem, part).run();
         }
         if constexpr (Kernel::CFG.shared_dq)
-            if (thread_index() == kWarpSize) dSSender<Kernel>{args.problem, smem}.run();
+            if (thread_index() == (1 + Kernel::order_keepers) * kWarpSize)
+                dSSender<Kernel>{args.problem, smem}.run();
     } else {
         set_registers<Kernel::registers_at_start, Kernel::CFG.consumer_registers>();
         using Consumer = std::conditional_t<Kernel::CFG.split_roles, SplitBackwardConsumer<Kernel>,

@@ -45,12 +45,14 @@ FS_DEVICE void fence_acq_rel() {
 //
 // With split roles, a part is one half of the columns of each warpgroup. The two halves are added
 // half a step apart. If both halves shared one turn, only the time from the second half of a step
-// to the first half of the next would be left to pass it on and to wait for it.
+// to the first half of the next would be left to pass it on and to wait for it. With shared_dq,
+// each warpgroup adds one half of its CTA's columns, and pairs of blocks of keys have turns.
 template <class Kernel>
 struct dQOrder {
     static constexpr bool kOrdered = Kernel::CFG.ordered_dq;
+    static constexpr bool kAddTogether = Kernel::CFG.split_roles && !Kernel::CFG.shared_dq;
     static constexpr int kAddingWarps =
-        kWarpsPerWarpgroup * (Kernel::CFG.split_roles ? Kernel::n_warpgroups : 1);
+        kWarpsPerWarpgroup * (kAddTogether ? Kernel::n_warpgroups : 1);
     uint32_t smem;
 
     FS_DEVICE uint32_t granted(int warpgroup) const {
@@ -106,7 +108,7 @@ struct dQTurns {
 
     FS_DEVICE void run() {
         if constexpr (!CFG.persistent) {
-            keep(block_index());
+            keep(key_block_of_cta<Kernel>());
         } else {
             while (true) {
                 K.consumer_wait();
@@ -127,13 +129,14 @@ struct dQTurns {
         // `turn`: how many of the sequence's blocks of keys come before this one. The last one of
         // those also adds to the blocks of queries in `shared`. For all other blocks of queries,
         // this block of keys is the first to add.
-        const int place = keys.first_key / Kernel::B_c;
-        const uint32_t turn = keys.direction < 0 ? place : (keys.k.count - 1) / Kernel::B_c - place;
+        constexpr int kKeys = Kernel::cluster_keys;
+        const int place = keys.first_key / kKeys;
+        const uint32_t turn = keys.direction < 0 ? place : (keys.k.count - 1) / kKeys - place;
+        const int first_key = CFG.shared_dq ? place * kKeys : keys.first_key;  // of the cluster
         BlockRange shared{};
         if (turn > 0)
             shared = BackwardKeyMask<Kernel::SEMANTICS>(args.problem, keys.q.count, keys.k.count)
-                         .query_blocks(keys.first_key + keys.direction * Kernel::B_c, Kernel::B_c,
-                                       Kernel::B_r);
+                         .query_blocks(first_key + keys.direction * kKeys, kKeys, Kernel::B_r);
         // Advances to the next step as KeyBlock does, but uses fewer registers.
         const auto first = keys.first_step();
         const int n_heads = keys.n_heads;
@@ -191,11 +194,11 @@ struct dQTurns {
     FS_DEVICE static bool is_in(const BlockRange& range, int block) {
         return range.begin <= block && block < range.end;
     }
-    // The counter follows the sums of a block of queries.
+    // The counter follows the sums of a block of queries. With shared_dq, both CTAs have counters.
     FS_DEVICE uint32_t* counter_of(int64_t statistic) const {
         return reinterpret_cast<uint32_t*>(args.problem.dq_sums + Kernel::first_dq_sum(statistic) +
                                            Kernel::B_r * Kernel::dq_sum_columns) +
-               part;
+               (CFG.shared_dq ? block_index() % 2 * Kernel::dq_parts : 0) + part;
     }
 };
 

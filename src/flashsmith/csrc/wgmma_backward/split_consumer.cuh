@@ -235,10 +235,10 @@ struct SplitBackwardConsumer : dQPart<Kernel> {
         if constexpr (kHalf == 1 || kShared) this->stages.release(lane);
         float* const sums = this->dq_sums + kHalf * kColumns[0] / 8 * kWarpgroupThreads * 4;
         const dQOrder<Kernel> dq_order{smem};
-        // Both halves have a turn in each step; the parity is the same.
+        // Each half has a turn in each step; the parity is the same.
         uint32_t odd_turns = this->odd_turns;
         dq_order.wait(kHalf, odd_turns);
-        if constexpr (kHalf == 1) this->odd_turns = odd_turns;
+        if constexpr (kHalf == 1 || kShared) this->odd_turns = odd_turns;
 #pragma unroll
         for (int n = 0; n < kColumns[kHalf] / 8; ++n) {
             const auto& x = half<kHalf>()[0][n];

@@ -76,7 +76,9 @@ struct StaticHopperBackwardKernelConfig {
     static constexpr int dq_columns = CFG.dq_columns(), dq_sum_columns = CFG.dq_sum_columns();
     static constexpr int dq_parts = CFG.dq_parts(), dq_parts_of_cta = dq_parts / n_ctas;
     static constexpr int dq_block_floats = CFG.dq_block_floats();
-    static_assert(dq_parts <= CFG.kCounters);
+    // The threads of a CTA that keep the order of dq.
+    static constexpr int order_keepers = CFG.ordered_dq ? dq_parts : 0;
+    static_assert(dq_parts * cluster_size <= CFG.kCounters);
     // Where the sums of a block of queries begin; `statistic` is the index of the statistics of its
     // first row.
     FS_DEVICE static int64_t first_dq_sum(int64_t statistic) {
@@ -207,10 +209,9 @@ struct StaticHopperBackwardKernelConfig {
         static_assert(
             !CFG.cta_pair || (CFG.split_roles && d_head == 512 && !is_pair && !CFG.ordered_dq),
             "cta_pair: for d_head 512, with split_roles and without d_v and ordered_dq");
-        static_assert(!CFG.shared_dq || (CFG.split_roles && !CFG.cta_pair && !CFG.ordered_dq &&
-                                         !CFG.without_dq && !has_lists),
-                      "shared_dq: needs split_roles, and excludes cta_pair, ordered_dq, without_dq "
-                      "and lists of blocks");
+        static_assert(
+            !CFG.shared_dq || (CFG.split_roles && !CFG.cta_pair && !CFG.without_dq && !has_lists),
+            "shared_dq: needs split_roles, and excludes cta_pair, without_dq and lists of blocks");
         static_assert(!CFG.pingpong || n_warpgroups > 1,
                       "pingpong: needs a second warpgroup to alternate with");
         static_assert(!CFG.bulk_sums || !(CFG.split_roles || CFG.ordered_dq),

@@ -197,8 +197,8 @@ class WgmmaBackwardKernelConfig(WarpgroupBackwardConfig):
         default=False,
         effect=lambda cfg: describe.of_dq(
             cfg,
-            "blocks of keys add to a block of dq in launch order, each after the previous one: the "
-            "same bits in every run"
+            f"{'pairs of ' * cfg.shared_dq}blocks of keys add to a block of dq in launch order, "
+            "each after the previous one: the same bits in every run"
             if cfg.ordered_dq
             else "blocks of keys add to dq in no fixed order",
         ),

@@ -41,6 +41,8 @@ _ORDER_LATENCY = 300.0
 # With split roles, ordered_dq also multiplies the time of a step by this factor. 1.13 was measured
 # at d 192, and 1.15 to 1.17 at d 192:128.
 _ORDER_OF_SPLIT_ROLES = 1.13
+# The same with shared_dq: half as many CTAs have turns at a block of queries. This is estimated.
+_ORDER_OF_SHARED_DQ = 1.06
 # Cycles per step in which a warpgroup of a CTA pair waits for the S or dP of the other CTA. This is
 # estimated from the latency between SMs; no pair was measured.
 _EXCHANGE_LATENCY = 800.0
@@ -100,5 +102,5 @@ def _step_cycles(
     chain += cfg.ordered_dq * _ORDER_LATENCY + cfg.cta_pair * _EXCHANGE_LATENCY
     overhead = _OVERHEAD
     if cfg.ordered_dq and cfg.split_roles:
-        overhead *= _ORDER_OF_SPLIT_ROLES
+        overhead *= _ORDER_OF_SHARED_DQ if cfg.shared_dq else _ORDER_OF_SPLIT_ROLES
     return overhead * joined([products, smem, exp2, sums / reduced_per_clock(device), chain])

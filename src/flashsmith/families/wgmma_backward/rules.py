@@ -197,12 +197,11 @@ RULES: tuple[Rule, ...] = (
     Rule(
         "shared_dq_is_split",
         "shared_dq needs split_roles, and cannot be combined with cta_pair, whose CTAs have the "
-        "same keys, with ordered_dq, or with without_dq and separate_dq, which sum no dq",
+        "same keys, or with without_dq and separate_dq, which sum no dq",
         lambda cfg, device: (
-            not cfg.shared_dq
-            or (cfg.split_roles and cfg.sums_dq and not (cfg.cta_pair or cfg.ordered_dq))
+            not cfg.shared_dq or (cfg.split_roles and cfg.sums_dq and not cfg.cta_pair)
         ),
-        ("split_roles", "ordered_dq", "without_dq", "cta_pair", "separate_dq", "shared_dq"),
+        ("split_roles", "without_dq", "cta_pair", "separate_dq", "shared_dq"),
     ),
     *register_rules(),
     REGISTERS_WITHIN_FILE,

@@ -141,7 +141,7 @@ def with_separate_dq(cfg: WgmmaBackwardKernelConfig) -> WgmmaBackwardKernelConfi
 def without_shared_dq(cfg: WgmmaBackwardKernelConfig) -> WgmmaBackwardKernelConfig:
     """Returns `cfg` without shared_dq: each CTA adds the dq of its own keys, with the registers and
     the stages of do that are then possible."""
-    producer, consumer = registers(2, False, False)
+    producer, consumer = registers(2, False, cfg.ordered_dq)
     return replace(
         cfg,
         do_stages=max(cfg.do_stages, _SPLIT.do_stages),
@@ -223,14 +223,20 @@ def separate_configs(dtype: DType, d_head: HeadDims) -> list[WgmmaBackwardKernel
 
 
 def shared_configs(dtype: DType, d_head: HeadDims) -> list[WgmmaBackwardKernelConfig]:
-    """Returns the config with shared_dq for d_head; [] if there is none."""
+    """Returns the configs with shared_dq for d_head, without and with ordered_dq; [] if there are
+    none."""
     if d_head not in _SHARED:
         return []
     producer, consumer = registers(2, False, False, in_cluster=True)
     tile = _SHARED[d_head]
     consumer = tile.consumer_registers or consumer
-    made = _config(dtype, d_head, tile)
-    return [replace(made, producer_registers=producer, consumer_registers=consumer, shared_dq=True)]
+    made = replace(
+        _config(dtype, d_head, tile),
+        producer_registers=producer,
+        consumer_registers=consumer,
+        shared_dq=True,
+    )
+    return [made, replace(made, ordered_dq=True)]
 
 
 def proof_configs(
