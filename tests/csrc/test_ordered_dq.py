@@ -27,8 +27,8 @@ from ptxlab.checks import all_checks
 
 ORDERED = replace(AHEAD, ordered_dq=True)
 # Pairs of CTAs, each with half of dQ's columns: one and a half panels, and two.
-(_, PAIRS_OF_HALVES), (_, PAIRS_OF_PANELS) = (shared_configs(DType.BF16, d) for d in (192, 256))
-SHARED = [PAIRS_OF_HALVES, PAIRS_OF_PANELS]
+PAIRS_OF_HALVES, PAIRS_OF_PANELS = (shared_configs(DType.BF16, d)[1] for d in (192, 256))
+SHARED = [PAIRS_OF_HALVES, replace(PAIRS_OF_PANELS, multicast=True)]
 #: By rows, by turns of three persistent warpgroups, by columns in persistent CTAs, ...
 OTHERS = [replace(cfg, ordered_dq=True) for cfg in (ROWS, TURNS, WIDE, HALVES, SPLIT_HALVES)]
 OTHERS += SHARED

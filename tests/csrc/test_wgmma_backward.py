@@ -127,6 +127,7 @@ SHARED = [
     cfg for d_head in (192, 256, HeadPair(192, 128)) for cfg in shared_configs(DType.BF16, d_head)
 ]
 SHARED += [replace(SHARED[0], dtype=DType.FP16, q_stages=1, ds_stages=3, early_rows=False)]
+MULTICAST = shared_configs(DType.BF16, 192)[2]
 ALONE = config("(FP16, 64, 64, 64, 1): tma_backward+q_stages_1+do_stages_1+ds_stages_1+regs_24_240")
 BOTH = [WIDE, TURNS]
 SPLITS = [SPLIT, SPLIT_HALVES]
@@ -141,7 +142,7 @@ shared_kernels.want(WHOLE, PLAIN)
 shared_kernels.want([*BOTH, UNDER_DK, KEYS], CAUSAL)
 shared_kernels.want([TURNS], WINDOW)
 shared_kernels.want([ALONE_SEPARATE], CAUSAL)
-shared_kernels.want([PAIR, SHARED[0]], CAUSAL)
+shared_kernels.want([PAIR, SHARED[0], MULTICAST], CAUSAL)
 
 
 def prove(cfg: WgmmaBackwardKernelConfig, text: str, **how: Any) -> Verdict:
@@ -207,8 +208,14 @@ def test_two_ctas_share_dq(inputs: str) -> None:
     assert verdict.ok, str(verdict)
 
 
+def test_two_ctas_copy_queries_to_both() -> None:
+    """Three panels of Q and do, of which the first CTA copies two."""
+    verdict = prove(MULTICAST, "b1 s260:190 h1 d184 causal", checks=True, schedule_seed=3)
+    assert verdict.ok, str(verdict)
+
+
 def test_tiles_of_a_cluster_are_whole() -> None:
-    cfg, _ = shared_configs(DType.BF16, 192)
+    cfg, *_ = shared_configs(DType.BF16, 192)
     assert cfg.fills_tiles(64, 256, 192)
     assert not cfg.fills_tiles(64, 192, 192)
     assert FAMILY.for_gradients(cfg, "no_dq") == without_dq(cfg)
@@ -217,14 +224,14 @@ def test_tiles_of_a_cluster_are_whole() -> None:
 
 @pytest.mark.parametrize("words", ["mask=documents&causal", "score=alibi", "softcap"])
 def test_ctas_share_dq_of_plain_scores_only(words: str) -> None:
-    cfg, ordered = shared_configs(DType.BF16, 256)
+    cfg, ordered, multicast = shared_configs(DType.BF16, 256)
     semantics = parse_with_functions(f"b1 s256 h4 d256 bf16 backward {words}").problem.semantics
-    adapted = FAMILY.adapt_to_program(FAMILY.adapt_to_registers(cfg, semantics), semantics)
     # Two CTAs leave room for one stage of do; a CTA without shared_dq has two again.
     assert cfg.do_stages == 1
-    assert adapted == replace(SPLIT, wide_stores=True, early_rows=True)
-    adapted = FAMILY.adapt_to_program(FAMILY.adapt_to_registers(ordered, semantics), semantics)
-    assert adapted == ordered_like(cfg)
+    alone = replace(SPLIT, wide_stores=True, early_rows=True)
+    for shared, expected in ((cfg, alone), (ordered, ordered_like(cfg)), (multicast, alone)):
+        adapted = FAMILY.adapt_to_registers(shared, semantics)
+        assert FAMILY.adapt_to_program(adapted, semantics) == expected
     causal = Problem.parse("b1 s256 h4 d256 bf16 backward causal").semantics
     assert FAMILY.adapt_to_registers(cfg, causal) == cfg
     assert FAMILY.adapt_to_program(cfg, causal) == cfg

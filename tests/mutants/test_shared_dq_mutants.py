@@ -21,7 +21,8 @@ from flashsmith.families.wgmma_backward.sets import shared_configs
 
 CAUSAL = Semantics("causal", uneven=True)
 WINDOW = Semantics("window", packed=True, uneven=True)
-(HALVES, ORDERED), (WHOLE, _) = (shared_configs(DType.BF16, d) for d in (192, 256))
+HALVES, ORDERED, MULTICAST = shared_configs(DType.BF16, 192)
+WHOLE, *_ = shared_configs(DType.BF16, 256)
 VICTIMS = {
     # Each CTA has one and a half panels of dq, and the last pair has one block of keys.
     "halves": OperationVictim(
@@ -47,6 +48,9 @@ VICTIMS = {
                 },
             ),
         ),
+    ),
+    "multicast": OperationVictim(
+        MULTICAST, CAUSAL, (Asked("b1 s260:190 h1 d184 causal", schedule_seed=1),)
     ),
     # Pairs of blocks of keys that no query of a block sees are left out of its order.
     "ordered": OperationVictim(
@@ -122,6 +126,19 @@ MISTAKES = {
         SourcePatch("a CTA without keys leaves the other alone", _KEYS,
                     "Kernel::CFG.shared_dq ? first_key - block_index() % 2 * Kernel::B_c : "
                     "first_key;", "first_key;"),
+    ),
+    "multicast": (
+        SourcePatch("Q is free before the other CTA has read it", _KERNEL,
+                    "Kernel::QPipeline::arrivals_at_empty(Kernel::n_warpgroups)", "kWarps"),
+        SourcePatch("do is free before the other CTA has read it", _KERNEL,
+                    "Kernel::DoPipeline::arrivals_at_empty(Kernel::n_warpgroups)", "kWarps"),
+        SourcePatch("both CTAs copy the same panels", _PRODUCER,
+                    "p % 2 == block_index() % 2", "p % 2 == 0"),
+        SourcePatch("each CTA copies for the other one alone", _PRODUCER,
+                    "0b11", "2 >> block_index() % 2"),
+        SourcePatch("each CTA counts its own panels", _PRODUCER,
+                    "(full, Pipeline::kBytes + Kernel::statistics_bytes)",
+                    "(full, Pipeline::kBytes / 2 + Kernel::statistics_bytes)"),
     ),
     "ordered": (
         SourcePatch("both CTAs have the same counters", _ORDER,

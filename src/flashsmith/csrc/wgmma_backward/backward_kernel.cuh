@@ -26,8 +26,10 @@ FS_DEVICE void init_backward_barriers(uint32_t smem) {
     // The threads that keep the order of dq also read the number of a block of keys.
     PipelineBarriers{smem + Kernel::K_barriers}.init(1, kWarps + Kernel::order_keepers);
     PipelineBarriers{smem + Kernel::V_barriers}.init(1, kWarps);
-    PipelineBarriers{smem + Kernel::Q_barriers}.init(Kernel::CFG.q_stages, kWarps);
-    PipelineBarriers{smem + Kernel::do_barriers}.init(Kernel::CFG.do_stages, kWarps);
+    PipelineBarriers{smem + Kernel::Q_barriers}.init(
+        Kernel::CFG.q_stages, Kernel::QPipeline::arrivals_at_empty(Kernel::n_warpgroups));
+    PipelineBarriers{smem + Kernel::do_barriers}.init(
+        Kernel::CFG.do_stages, Kernel::DoPipeline::arrivals_at_empty(Kernel::n_warpgroups));
     dSStages<Kernel>::init(smem);
     dQOrder<Kernel>{smem}.init();
     if constexpr (Kernel::CFG.split_roles) SplitBackwardConsumer<Kernel>::init(smem);

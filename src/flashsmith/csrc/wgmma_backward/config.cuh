@@ -58,11 +58,14 @@ struct WgmmaBackwardKernelConfig {
     bool separate_dq;  // CTAs that keep queries compute dq, in another launch
     bool shared_dq;    // the two CTAs of a cluster exchange dS, and compute half of the columns of
                        // dq each, for the keys of both
+    bool multicast;    // with shared_dq: each CTA copies half of Q's and do's panels to both CTAs
 
     constexpr auto operator<=>(const WgmmaBackwardKernelConfig&) const = default;
 
     constexpr int n_ctas() const { return cta_pair ? 2 : 1; }  // CTAs that share a block of keys
     constexpr int cluster_size() const { return cta_pair || shared_dq ? 2 : 1; }
+    // The CTAs that copy Q and do together.
+    constexpr int query_ctas() const { return multicast ? 2 : 1; }
     // The keys of a cluster.
     constexpr int cluster_keys() const { return shared_dq ? 2 * B_c : B_c; }
     constexpr int n_threads() const { return kWarpgroupThreads * (n_warpgroups + 1); }

@@ -60,8 +60,8 @@ struct ConsumerState {
 
     TilePipeline<1, Kernel::K_tile_bytes> K;
     TilePipeline<1, Kernel::V_tile_bytes> V;
-    TilePipeline<CFG.q_stages, Kernel::Q_tile_bytes> Q;
-    TilePipeline<CFG.do_stages, Kernel::do_tile_bytes> d_o;
+    typename Kernel::QPipeline Q;
+    typename Kernel::DoPipeline d_o;
     dSStages<Kernel> stages;
     const WarpgroupOrder<CFG.n_warpgroups, CFG.pingpong, kFirstOrderBarrier> order;
 

@@ -26,8 +26,8 @@ struct BackwardProducer {
     const uint32_t smem;
     TilePipeline<1, Kernel::K_tile_bytes> K;
     TilePipeline<1, Kernel::V_tile_bytes> V;
-    TilePipeline<CFG.q_stages, Kernel::Q_tile_bytes> Q;
-    TilePipeline<CFG.do_stages, Kernel::do_tile_bytes> d_o;
+    typename Kernel::QPipeline Q;
+    typename Kernel::DoPipeline d_o;
 
     FS_DEVICE BackwardProducer(const typename Kernel::Args& args, uint32_t smem)
         : args(args),
@@ -176,6 +176,8 @@ struct BackwardProducer {
         }
     }
 
+    // With multicast, both CTAs count the bytes of all panels, but each copies every second panel,
+    // to both.
     template <bool kOfV, class Pipeline, class Step>
     FS_DEVICE void load_queries(Pipeline& pipeline, const TensorMap* map,
                                 const KeyBlock<Kernel>& keys, const Step& step,
@@ -199,8 +201,13 @@ struct BackwardProducer {
         for (int p = 0; p < (kOfV ? Kernel::V_panels : Kernel::n_panels); ++p) {
             box.column = first_column<Kernel>() + p * Kernel::Panel::kColumns;
             const int place = kOfV ? Kernel::place_of_V_panel(p) : Kernel::place_of_panel(p);
-            tma_load(tile + (kOfKeys ? place * Kernel::KV_panel_bytes : p * Kernel::Q_panel_bytes),
-                     map, box, full);
+            const uint32_t panel =
+                tile + (kOfKeys ? place * Kernel::KV_panel_bytes : p * Kernel::Q_panel_bytes);
+            if constexpr (kOfKeys || Kernel::query_ctas == 1) {
+                tma_load(panel, map, box, full);
+            } else if (p % 2 == block_index() % 2) {
+                tma_load_multicast(panel, map, box, full, 0b11);
+            }
         }
     }
 };

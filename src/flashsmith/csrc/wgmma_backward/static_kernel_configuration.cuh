@@ -4,6 +4,7 @@
 #include <type_traits>
 
 #include "common/program_scores.cuh"
+#include "sm90/pipeline.cuh"
 #include "sm90/wgmma.cuh"
 #include "wgmma_backward/config.cuh"
 #include "wgmma_dq/static_kernel_configuration.cuh"
@@ -42,6 +43,7 @@ struct StaticHopperBackwardKernelConfig {
     static constexpr int n_ctas = CFG.n_ctas();
     // The CTAs of a cluster.
     static constexpr int cluster_size = CFG.cluster_size(), cluster_keys = CFG.cluster_keys();
+    static constexpr int query_ctas = CFG.query_ctas();
     static constexpr int columns = d_head / n_ctas, V_columns = CFG.d_head_v() / n_ctas;
     static constexpr int B_r = CFG.B_r;
     static constexpr int B_c = CFG.B_c;
@@ -72,6 +74,8 @@ struct StaticHopperBackwardKernelConfig {
     // With shared_dq, the other CTA's dS follows.
     static constexpr int dS_tile_bytes = (CFG.shared_dq ? 2 : key_groups) * dS_panel_bytes;
     static constexpr int statistics_bytes = B_r * 4;
+    using QPipeline = TilePipeline<CFG.q_stages, Q_tile_bytes, query_ctas>;
+    using DoPipeline = TilePipeline<CFG.do_stages, do_tile_bytes, query_ctas>;
     static constexpr bool shares_rows = CFG.shares_rows();
     static constexpr int dq_columns = CFG.dq_columns(), dq_sum_columns = CFG.dq_sum_columns();
     static constexpr int dq_parts = CFG.dq_parts(), dq_parts_of_cta = dq_parts / n_ctas;
@@ -212,6 +216,8 @@ struct StaticHopperBackwardKernelConfig {
         static_assert(
             !CFG.shared_dq || (CFG.split_roles && !CFG.cta_pair && !CFG.without_dq && !has_lists),
             "shared_dq: needs split_roles, and excludes cta_pair, without_dq and lists of blocks");
+        static_assert(!CFG.multicast || CFG.shared_dq,
+                      "multicast: needs shared_dq, whose CTAs have the same queries");
         static_assert(!CFG.pingpong || n_warpgroups > 1,
                       "pingpong: needs a second warpgroup to alternate with");
         static_assert(!CFG.bulk_sums || !(CFG.split_roles || CFG.ordered_dq),

@@ -286,6 +286,17 @@ class WgmmaBackwardKernelConfig(WarpgroupBackwardConfig):
         ),
         where="dSSender",
     )
+    multicast: bool = knob(
+        "with shared_dq: each CTA copies half of the panels of Q and do, to both CTAs",
+        word="multicast",
+        default=False,
+        effect=lambda cfg: (
+            "each CTA copies every second panel of Q and do to both: half as many reads of the L2"
+            if cfg.multicast
+            else "a CTA copies its own Q and do"
+        ),
+        where="BackwardProducer::load_panels",
+    )
 
     # --- shapes and resources --------------------------------------------------------------------
 

@@ -28,7 +28,8 @@ def intensity(cfg: Any) -> Intensity:
 
     A step of a CTA does 2 B_r B_c (3 d + 2 d_v) FLOP or, without dq, 2 B_r B_c (2 d + 2 d_v). With
     separate_dq, only the main kernel counts, which does not compute dq. A CTA of a pair has half of
-    d and d_v. Q and do are read from global memory once per CTA. From shared memory, each warpgroup
+    d and d_v. Q and do are read from global memory once per CTA, and with multicast once per two
+    CTAs. From shared memory, each warpgroup
     reads its keys of K and V once, and Q and do twice. For its part of dQ, it also reads dS and K.
     With split roles, a warpgroup reads only K or V, and Q and do once; in a pair it also reads the
     other CTA's S or dP.
@@ -45,7 +46,7 @@ def intensity(cfg: Any) -> Intensity:
     peer = 4 * cfg.cta_pair * cfg.B_r * cfg.B_c  # S or dP of the other CTA, in fp32
     return Intensity(
         shared=flop / (warpgroups * ((scores + gradients + dq) * element + peer)),
-        global_memory=flop / (cfg.B_r * both * element),
+        global_memory=flop / (cfg.B_r * both * element / (2 if cfg.multicast else 1)),
     )
 
 

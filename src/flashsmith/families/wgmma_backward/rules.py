@@ -203,6 +203,12 @@ RULES: tuple[Rule, ...] = (
         ),
         ("split_roles", "without_dq", "cta_pair", "separate_dq", "shared_dq"),
     ),
+    Rule(
+        "multicast_has_two_readers",
+        "multicast needs shared_dq, whose CTAs have the same queries at the same time",
+        lambda cfg, device: not cfg.multicast or cfg.shared_dq,
+        ("shared_dq", "multicast"),
+    ),
     *register_rules(),
     REGISTERS_WITHIN_FILE,
     Rule(

@@ -148,6 +148,7 @@ def without_shared_dq(cfg: WgmmaBackwardKernelConfig) -> WgmmaBackwardKernelConf
         producer_registers=producer,
         consumer_registers=consumer,
         shared_dq=False,
+        multicast=False,
     )
 
 
@@ -177,6 +178,7 @@ def without_dq(cfg: WgmmaBackwardKernelConfig) -> WgmmaBackwardKernelConfig:
         without_dq=True,
         separate_dq=False,
         shared_dq=False,
+        multicast=False,
     )
 
 
@@ -223,8 +225,8 @@ def separate_configs(dtype: DType, d_head: HeadDims) -> list[WgmmaBackwardKernel
 
 
 def shared_configs(dtype: DType, d_head: HeadDims) -> list[WgmmaBackwardKernelConfig]:
-    """Returns the configs with shared_dq for d_head, without and with ordered_dq; [] if there are
-    none."""
+    """Returns the configs with shared_dq for d_head: without and with ordered_dq, and with
+    multicast; [] if there are none."""
     if d_head not in _SHARED:
         return []
     producer, consumer = registers(2, False, False, in_cluster=True)
@@ -236,7 +238,7 @@ def shared_configs(dtype: DType, d_head: HeadDims) -> list[WgmmaBackwardKernelCo
         consumer_registers=consumer,
         shared_dq=True,
     )
-    return [made, replace(made, ordered_dq=True)]
+    return [made, replace(made, ordered_dq=True), replace(made, multicast=True)]
 
 
 def proof_configs(
