@@ -99,7 +99,10 @@ AHEAD = IN_TURN.with_knobs(panel_waits=True, panels_ahead=3, evict_keys=True)
 
 
 def bits_of(cfg: KernelConfig, sms: int) -> dict[str, bytes]:
-    """The outputs of a call whose tiles have four parts, on a GPU with so many SMs."""
+    """The outputs of a call whose tiles have four parts, on a GPU with so many SMs.
+
+    The MMA is exact: otherwise the emulator would sum wgmma between two waits as one product.
+    """
     problem = Problem.parse("b1 s1:600 h64:1 d320:256 fp16 latent_decode causal page64")
     inputs = LatentDecodeReference().draw(problem, "random", 0)
     device = replace(device_spec("H200"), sm_count=sms)
