@@ -9,8 +9,8 @@
 
 namespace flashsmith {
 
-// The barriers of both stages. A section is full when all its panels are, and its first barrier
-// tells that it is empty.
+// The barriers of both stages. A section is full when all its panels are. Its empty barrier is the
+// one of its first panel.
 template <class Kernel>
 FS_DEVICE PipelineBarriers section_barriers(uint32_t smem) {
     return {smem + Kernel::barrier_offset};
