@@ -52,7 +52,20 @@ LARGE = AskedLatent(
 # CTAs that compute several parts: two of a tile's four.
 IN_TURN = config(f"{CONFIG}+run_2048")
 SHORT = AskedLatent("b2 s1:700 h128:1 d320:256 causal page64", options={"lens_k": (700, 265)})
+# Scores ahead of products, panel by panel; parts end in either warpgroup.
+AHEAD = config(f"{CONFIG}+run_2048+by_panel+ahead_3+evict_first")
+NO_KEYS = AskedLatent(
+    "b3 s2:300 h40:1 d320:256 window packed page64",
+    options={"window": (400, 0), "lens_q": (2, 2, 1), "lens_k": (0, 300, 1)},
+)
 VICTIMS = {
+    "ahead": OperationVictim(
+        AHEAD,
+        Semantics("window", packed=True, uneven=True),
+        (NO_KEYS, PACKED, LARGE),
+        sm_count=4,
+        arch=90,
+    ),
     "in turn": OperationVictim(IN_TURN, Semantics("causal"), (SHORT,), sm_count=8, arch=90),
     "packed": OperationVictim(
         CONFIG, Semantics("window", packed=True, uneven=True), (PACKED, LARGE), arch=90
@@ -104,7 +117,7 @@ MISTAKES = {
                     "min(max(tile.k_count - key, 0), args.box_keys)", "args.box_keys"),
         SourcePatch("boxes at one place", _PRODUCER, "box * Kernel::Panel::kRowBytes", "0"),
         SourcePatch("sections in use are overwritten", _PRODUCER,
-                    "mbarrier_wait(barriers.empty(index), phase_of(i) ^ 1);", ";"),
+                    "mbarrier_wait(barriers.empty(first), phase_of(i) ^ 1);", ";"),
         SourcePatch("the first panel of every section", _PRODUCER,
                     "from.column = p * Kernel::Panel::kColumns;",
                     "from.column = (p - Kernel::first_panel(kSection)) * Kernel::Panel::kColumns;"),
@@ -155,7 +168,8 @@ MISTAKES = {
                     "wgmma_wait<0>(S);\n        release(i, kTail);",
                     "release(i, kTail);\n        wgmma_wait<0>(S);"),
         SourcePatch("V before it is there", _CONSUMER,
-                    "wait_for(i, kSection);", "if (kSection != 1) wait_for(i, kSection);"),
+                    "wait_for_panel(i, kSection, kBegin);",
+                    "if (kSection != 1) wait_for_panel(i, kSection, kBegin);"),
         SourcePatch("sinks in every part", _CONSUMER, "is_part ? nullptr : args.sinks",
                     "args.sinks"),
         SourcePatch("sinks of the first heads", _CONSUMER,
@@ -189,6 +203,33 @@ MISTAKES = {
         SourcePatch("as many runs as SMs alone ask for", _PARTS,
                     "max((keys + kKeys - 1) / kKeys, tile.args.least_runs)",
                     "tile.args.least_runs + 1"),
+    ),
+    "ahead": (
+        SourcePatch("scores of panels that are not there", _CONSUMER,
+                    "wait_for_panel(i, kSection, step / kSteps);", ";"),
+        SourcePatch("every panel's bytes at the first barrier", _PRODUCER,
+                    "barriers.full(first + (p - Kernel::first_panel(kSection)) / kJoint)",
+                    "barriers.full(first)"),
+        SourcePatch("scores of some panels twice", _CONSUMER,
+                    "start_scores<CFG.panels_ahead, Kernel::n_panels>(i);",
+                    "start_scores<CFG.panels_ahead - 1, Kernel::n_panels>(i);"),
+        SourcePatch("no product with the other's last block", _CONSUMER,
+                    "if (i == count && i > blocks_before) add_other_block(i - 1);", ";"),
+        SourcePatch("a part without keys waits for the other's block", _CONSUMER,
+                    "if (i == count && i > blocks_before)", "if (i == count)"),
+        SourcePatch("the first part's first block alone has none before it", _CONSUMER,
+                    "if (i > blocks_before) add_other_block(i - 1);",
+                    "if (i > 0) add_other_block(i - 1);"),
+        SourcePatch("the other's P before it is there", _CONSUMER,
+                    "named_barrier_wait<kHalf == 0 ? kSecondPBarrier : kFirstPBarrier, kBoth>();",
+                    ";"),
+        SourcePatch("maxima of the warpgroup's own blocks alone", _CONSUMER,
+                    "receive_maxima();\n        start_other_PV_gemm(i);\n"
+                    "        finish_PV_gemm(i);\n        pin(S);",
+                    "start_other_PV_gemm(i);\n        finish_PV_gemm(i);\n        pin(S);"),
+        SourcePatch("O of the older maximum", _CONSUMER,
+                    "publish<kBarrier>();\n        if (rescales_O) softmax.rescale(O, O_factors);",
+                    "publish<kBarrier>();"),
     ),
     "dense": (
         SourcePatch("the first sequence's keys", _PRODUCER,

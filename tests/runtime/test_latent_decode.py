@@ -11,6 +11,7 @@ import pytest
 import torch
 
 import flashsmith
+from flashsmith.builder import library_for
 from flashsmith.errors import ArgumentError
 from flashsmith.families import (
     MMA_SYNC_MLA,
@@ -20,11 +21,13 @@ from flashsmith.families import (
     KernelConfig,
     MmaSyncMlaKernelConfig,
     Problem,
+    Semantics,
     WgmmaMlaKernelConfig,
     device_spec,
 )
 from flashsmith.families.head_dims import HeadPair
 from flashsmith.runtime import run_operation
+from flashsmith.runtime.emulation import exact_mma
 from flashsmith.semantics.cache_format import CacheFormat
 from flashsmith.verify import prove
 from flashsmith.verify.latent_decode_reference import LatentDecodeReference
@@ -90,18 +93,55 @@ def test_inputs_of_measurements_are_judged() -> None:
     assert not case.verdict(outputs, SMALL).ok
 
 
-def test_parts_in_turn_change_no_bit() -> None:
-    """With few SMs a CTA computes all parts of a tile, and with one per part it computes one."""
-    problem = Problem.parse("b2 s2:600 h128:1 d320:256 fp16 latent_decode causal page64")
-    plain = WgmmaMlaKernelConfig(DType.FP16, 320, 128, 4, rescale_threshold=8, d_v=256)
-    in_turn = plain.with_knobs(run_keys=2048)
+PLAIN = WgmmaMlaKernelConfig(DType.FP16, 320, 128, 4, rescale_threshold=8, d_v=256)
+IN_TURN = PLAIN.with_knobs(run_keys=2048)
+AHEAD = IN_TURN.with_knobs(panel_waits=True, panels_ahead=3, evict_keys=True)
+
+
+def bits_of(cfg: KernelConfig, sms: int) -> dict[str, bytes]:
+    """The outputs of a call whose tiles have four parts, on a GPU with so many SMs.
+
+    The MMA is exact: otherwise the emulator would sum wgmma between two waits as one product.
+    """
+    problem = Problem.parse("b1 s1:600 h64:1 d320:256 fp16 latent_decode causal page64")
     inputs = LatentDecodeReference().draw(problem, "random", 0)
-    found = []
-    for cfg, sms in ((plain, 8), (in_turn, 8), (in_turn, 132)):
-        device = replace(device_spec("H200"), sm_count=sms)
+    device = replace(device_spec("H200"), sm_count=sms)
+    with exact_mma():
         outputs = dict(run_operation(cfg, problem, inputs, wanted=["lse"], arch=device).outputs)
-        found.append({name: outputs[name].tobytes() for name in ("o", "lse")})
-    assert found[0] == found[1] == found[2]
+    return {name: outputs[name].tobytes() for name in ("o", "lse")}
+
+
+def test_parts_in_turn_change_no_bit() -> None:
+    """With few SMs a CTA computes all parts of a tile, and with one per part it computes one. Nor
+    does the order of the warpgroups' work change a bit."""
+    expected = bits_of(PLAIN, 8)
+    for cfg, sms in ((IN_TURN, 8), (IN_TURN, 132), (AHEAD, 8), (AHEAD, 132)):
+        assert bits_of(cfg, sms) == expected, f"{cfg}, {sms} SMs"
+
+
+def test_scores_ahead_are_right_without_keys() -> None:
+    problem = Problem.parse("b3 s2:300 h40:1 d320:256 fp16 latent_decode causal page64")
+    options = {"sinks": True, "lens_k": (0, 300, 1)}
+    verdict = prove(AHEAD, problem, options=options, inputs="large_scores", checks=True)
+    assert verdict.ok, str(verdict)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize(
+    "knobs",
+    [{"panel_waits": True}, {"panels_ahead": 1}, {"panels_ahead": 3, "run_keys": 0}],
+    ids=str,
+)
+def test_no_order_of_work_changes_a_bit(knobs: dict[str, Any]) -> None:
+    assert bits_of(IN_TURN.with_knobs(**knobs), 8) == bits_of(PLAIN, 8)
+
+
+def test_the_l2_is_told_to_evict_keys_first() -> None:
+    """One copy for each panel of a block, in the only kernel with copies by TMA."""
+    for cfg, hints in ((IN_TURN, 0), (AHEAD, 5)):
+        library = library_for([cfg], arch=90, semantics=Semantics("causal"))
+        text = "".join(path.read_text() for path in (library.path / "ptx").glob("*.ptx"))
+        assert text.count(".L2::cache_hint [") == hints
 
 
 def drawn(batch: int, tokens: int, heads: int, capacity: int) -> tuple[Any, Any]:

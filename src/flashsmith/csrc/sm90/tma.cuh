@@ -65,6 +65,17 @@ FS_DEVICE void tma_load(uint32_t smem, const TensorMap* map, const TmaBox<kPacke
             : "memory");
 }
 
+// The copy of tma_load() with an L2 cache policy; see cache_hint().
+FS_DEVICE void tma_load(uint32_t smem, const TensorMap* map, const TmaBox<true>& box,
+                        uint32_t barrier, uint64_t hint) {
+    asm volatile(
+        "cp.async.bulk.tensor.5d.shared::cluster.global.tile.mbarrier::complete_tx::bytes"
+        ".L2::cache_hint [%0], [%1, {%2, %3, %4, %5, %6}], [%7], %8;" ::"r"(smem),
+        "l"(map), "r"(box.column), "r"(box.first), "r"(box.second), "r"(box.third), "r"(kRowsOfMap),
+        "r"(barrier), "l"(hint)
+        : "memory");
+}
+
 // Multicast: writes to this address in each CTA of the cluster whose bit is set, and signals the
 // barrier in that CTA.
 template <bool kPacked>

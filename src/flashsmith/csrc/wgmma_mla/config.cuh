@@ -25,8 +25,11 @@ struct WgmmaMlaKernelConfig {
     int producer_registers;
     int consumer_registers;
     int rescale_threshold;
-    int d_v;       // columns of v and o: the first ones of a row of the cache
-    int run_keys;  // of the parts that a CTA computes one after another; 0: one part
+    int d_v;           // columns of v and o: the first ones of a row of the cache
+    int run_keys;      // of the parts that a CTA computes one after another; 0: one part
+    bool panel_waits;  // panels of a block are waited for one by one
+    int panels_ahead;  // whose scores precede the product with the other's P; 0: see consumer.cuh
+    bool evict_keys;   // the L2 evicts keys before the rows of parts
 
     constexpr auto operator<=>(const WgmmaMlaKernelConfig&) const = default;
 

@@ -73,15 +73,50 @@ struct MlaConsumer {
         blocks = tile.of_part(part);
         zero(O);
         const int count = blocks_before + blocks.end - blocks.begin;
+        if constexpr (CFG.panels_ahead > 0) {
+            in_turn(count);
+        } else {
 #pragma unroll 1
-        for (int i = blocks_before; i < count; i += 2) {
-            const bool is_pair = i + 1 < count;
-            if constexpr (kHalf == 0)
-                own_block_first(i, is_pair);
-            else
-                own_block_second(i, is_pair);
+            for (int i = blocks_before; i < count; i += 2) {
+                const bool is_pair = i + 1 < count;
+                if constexpr (kHalf == 0)
+                    own_block_first(i, is_pair);
+                else
+                    own_block_second(i, is_pair);
+            }
         }
         finish(part);
+    }
+
+    // The order of work with panels_ahead, in both warpgroups: the other's block is multiplied, and
+    // its stage becomes free, before all of the own block has arrived.
+    FS_DEVICE void in_turn(int count) {
+        int i = blocks_before + kHalf;
+#pragma unroll 1
+        for (; i < count; i += 2) {
+            start_scores<0, CFG.panels_ahead>(i);
+            if (i > blocks_before) add_other_block(i - 1);
+            start_scores<CFG.panels_ahead, Kernel::n_panels>(i);
+            finish_scores(i);
+            compute_probabilities();
+            add_own_block<kHalf == 0 ? kFirstPBarrier : kSecondPBarrier>(i);
+        }
+        // A part without keys has no block.
+        if (i == count && i > blocks_before) add_other_block(i - 1);
+    }
+    template <int kBarrier>
+    FS_DEVICE void add_own_block(int i) {
+        publish<kBarrier>();
+        if (rescales_O) softmax.rescale(O, O_factors);
+        start_own_PV_gemm(i);
+        finish_PV_gemm(i);
+    }
+    FS_DEVICE void add_other_block(int i) {
+        named_barrier_wait<kHalf == 0 ? kSecondPBarrier : kFirstPBarrier, kBoth>();
+        receive_maxima();
+        start_other_PV_gemm(i);
+        finish_PV_gemm(i);
+        pin(S);  // wgmma that came before the product have written it
     }
 
     // The order of work in the first warpgroup. Meanwhile the second warpgroup computes its scores.
@@ -122,27 +157,49 @@ struct MlaConsumer {
 
     // S = Q K^T, section by section as K arrives.
     FS_DEVICE void compute_scores(int i) {
-        pin(S);
-        add_section<kTail>(i);
-        add_section<0>(i);
-        add_section<1>(i);
+        start_scores<0, Kernel::n_panels>(i);
+        finish_scores(i);
+    }
+    // Panels kBegin to kEnd, in the order in which they arrive.
+    template <int kBegin, int kEnd>
+    FS_DEVICE void start_scores(int i) {
+        constexpr int kTails = Kernel::section_panels(kTail), kHalves = Kernel::half_panels;
+        if constexpr (kBegin == 0) pin(S);
+        add_section<kTail, clamped(kBegin, kTails), clamped(kEnd, kTails)>(i);
+        add_section<0, clamped(kBegin - kTails, kHalves), clamped(kEnd - kTails, kHalves)>(i);
+        add_section<1, clamped(kBegin - kTails - kHalves, kHalves),
+                    clamped(kEnd - kTails - kHalves, kHalves)>(i);
+    }
+    FS_DEVICE static constexpr int clamped(int panel, int panels) {
+        return panel < 0 ? 0 : panel < panels ? panel : panels;
+    }
+    FS_DEVICE void finish_scores(int i) {
         wgmma_commit();
         wgmma_wait<0>(S);
         release(i, kTail);
         mask(blocks.begin + i - blocks_before);
     }
-    template <int kSection>
+    template <int kSection, int kBegin, int kEnd>
     FS_DEVICE void add_section(int i) {
-        wait_for(i, kSection);
-        wgmma_fence();  // without this, ptxas would add a fence after the loop
-        constexpr uint32_t kFirst = Kernel::first_panel(kSection) * Kernel::panel_bytes;
-        const uint64_t q = Panel::descriptor(smem + Kernel::Q_offset + kFirst),
-                       k = Panel::descriptor(block_tile(i) + kFirst);
+        if constexpr (kBegin < kEnd) {
+            constexpr uint32_t kFirst = Kernel::first_panel(kSection) * Kernel::panel_bytes;
+            constexpr int kSteps = Panel::kStepsPerPanel;
+            wait_for_panel(i, kSection, kBegin);
+            wgmma_fence();  // without this, ptxas would add a fence after the loop
+            const uint64_t q = Panel::descriptor(smem + Kernel::Q_offset + kFirst),
+                           k = Panel::descriptor(block_tile(i) + kFirst);
 #pragma unroll
-        for (int step = 0; step < Kernel::section_panels(kSection) * Panel::kStepsPerPanel; ++step)
-            Kernel::GEMM_QK::run(S, q + Panel::template column_step<kMlaRows>(step),
-                                 k + Panel::template column_step<kMlaKeys>(step),
-                                 kSection != kTail || step > 0);
+            for (int step = kBegin * kSteps; step < kEnd * kSteps; ++step) {
+                if (step > kBegin * kSteps &&
+                    step % (Kernel::joint_panels(kSection) * kSteps) == 0) {
+                    wait_for_panel(i, kSection, step / kSteps);
+                    wgmma_fence();
+                }
+                Kernel::GEMM_QK::run(S, q + Panel::template column_step<kMlaRows>(step),
+                                     k + Panel::template column_step<kMlaKeys>(step),
+                                     kSection != kTail || step > 0);
+            }
+        }
     }
 
     // O += P V, where P is in registers or in shared memory.
@@ -155,7 +212,8 @@ struct MlaConsumer {
         wgmma_commit();
     }
     FS_DEVICE void start_other_PV_gemm(int i) {
-        wait_for(i, kHalf);
+        // The other has waited for all panels of its block before it wrote P.
+        if constexpr (!CFG.panel_waits) wait_for_panel(i, kHalf, 0);
         const uint64_t v = value_descriptor(i), p = Panel::descriptor(smem + Kernel::P_offset);
         wgmma_fence(O);
 #pragma unroll
@@ -330,12 +388,12 @@ struct MlaConsumer {
         return smem + Kernel::maxima_offset +
                4 * (half * kMlaRows + warp * kWarpRows + lane / 4 + 8 * r);
     }
-    FS_DEVICE void wait_for(int i, int section) const {
-        const int index = section_index(i % kMlaStages, section);
+    FS_DEVICE void wait_for_panel(int i, int section, int panel) const {
+        const int index = barrier_index<Kernel>(i % kMlaStages, section, panel);
         mbarrier_wait(section_barriers<Kernel>(smem).full(index), phase_of(i));
     }
     FS_DEVICE void release(int i, int section) const {
-        const int index = section_index(i % kMlaStages, section);
+        const int index = barrier_index<Kernel>(i % kMlaStages, section);
         if (lane == 0) mbarrier_arrive(section_barriers<Kernel>(smem).empty(index));
     }
 };

@@ -23,7 +23,7 @@ __global__ void __launch_bounds__(kMlaThreads, 1)
     allow_next_launch();
     if (!tile.exists() || parts.begin >= tile.parts) return;
     if (thread_index() == 0) {
-        section_barriers<Kernel>(smem).init(kMlaStages * kSections, kWarpsPerWarpgroup);
+        section_barriers<Kernel>(smem).init(kMlaStages * Kernel::arrivals, kWarpsPerWarpgroup);
         mbarrier_init_fence();
     }
     __syncthreads();

@@ -9,13 +9,17 @@
 
 namespace flashsmith {
 
-// The barriers of the sections of both stages.
+// The barriers of both stages. A section is full when all its panels are. Its empty barrier is the
+// one of its first panel.
 template <class Kernel>
 FS_DEVICE PipelineBarriers section_barriers(uint32_t smem) {
     return {smem + Kernel::barrier_offset};
 }
-FS_DEVICE constexpr int section_index(int stage, int section) {
-    return stage * kSections + section;
+// The barrier of the section's panel, which counts from the section's first one.
+template <class Kernel>
+FS_DEVICE constexpr int barrier_index(int stage, int section, int panel = 0) {
+    return stage * Kernel::arrivals + Kernel::first_arrival(section) +
+           panel / Kernel::joint_panels(section);
 }
 // The phase in which a stage is full with the i-th block.
 FS_DEVICE uint32_t phase_of(int i) {
@@ -74,18 +78,28 @@ struct MlaProducer {
     }
     template <int kSection>
     FS_DEVICE void load_section(int i, TmaBox<true> from, uint32_t to) const {
-        const int index = section_index(i % kMlaStages, kSection);
+        const int first = barrier_index<Kernel>(i % kMlaStages, kSection);
         const PipelineBarriers barriers = section_barriers<Kernel>(smem);
-        mbarrier_wait(barriers.empty(index), phase_of(i) ^ 1);
-        constexpr int kPanels = Kernel::section_panels(kSection);
-        if (lane == 0) mbarrier_arrive_expect(barriers.full(index), kPanels * Kernel::panel_bytes);
+        mbarrier_wait(barriers.empty(first), phase_of(i) ^ 1);
+        constexpr int kPanels = Kernel::section_panels(kSection),
+                      kJoint = Kernel::joint_panels(kSection);
+        if (lane == 0) {
+#pragma unroll
+            for (int a = 0; a < kPanels / kJoint; ++a)
+                mbarrier_arrive_expect(barriers.full(first + a), kJoint * Kernel::panel_bytes);
+        }
         __syncwarp();
         if (box >= kMlaKeys) return;
 #pragma unroll
         for (int p = Kernel::first_panel(kSection); p < Kernel::first_panel(kSection) + kPanels;
              ++p) {
             from.column = p * Kernel::Panel::kColumns;
-            tma_load(to + p * Kernel::panel_bytes, &args.cache, from, barriers.full(index));
+            const uint32_t full =
+                barriers.full(first + (p - Kernel::first_panel(kSection)) / kJoint);
+            if constexpr (Kernel::CFG.evict_keys)
+                tma_load(to + p * Kernel::panel_bytes, &args.cache, from, full, cache_hint(true));
+            else
+                tma_load(to + p * Kernel::panel_bytes, &args.cache, from, full);
         }
     }
 };

@@ -41,6 +41,15 @@ struct StaticMlaConfig {
     FS_DEVICE static constexpr int section_panels(int section) {
         return section == kTail ? n_panels - 2 * half_panels : half_panels;
     }
+    // The panels of a section that arrive together have a barrier. These are a stage's barriers,
+    // and a section's first one.
+    static constexpr int arrivals = CFG.panel_waits ? n_panels : kSections;
+    FS_DEVICE static constexpr int joint_panels(int section) {
+        return CFG.panel_waits ? 1 : section_panels(section);
+    }
+    FS_DEVICE static constexpr int first_arrival(int section) {
+        return CFG.panel_waits ? first_panel(section) : section;
+    }
 
     using GEMM_QK = Wgmma<value_t, kMlaKeys, false>;
     using GEMM_PV = Wgmma<value_t, half, true>;
@@ -55,7 +64,7 @@ struct StaticMlaConfig {
     static constexpr int P_offset = K_offset + kMlaStages * tile_bytes;
     static constexpr int barrier_offset = P_offset + panel_bytes;
     static_assert(barrier_offset == CFG.tile_bytes());
-    static constexpr int maxima_offset = barrier_offset + 16 * kMlaStages * kSections;
+    static constexpr int maxima_offset = barrier_offset + 16 * kMlaStages * arrivals;
     static constexpr int sums_offset =
         (maxima_offset + 4 * kMlaConsumers * kMlaRows + 15) / 16 * 16;
     static_assert(sums_offset + 8 * kMlaConsumers * kWarpgroupThreads <= CFG.smem_bytes());
@@ -77,6 +86,8 @@ struct StaticMlaConfig {
                       "registers: setmaxnreg deadlocks if they exceed the available ones");
         static_assert(CFG.run_keys == 0 || CFG.run_keys >= CFG.min_keys,
                       "run_keys: a CTA computes whole parts");
+        static_assert(CFG.panels_ahead >= 0 && CFG.panels_ahead < n_panels,
+                      "panels_ahead: the last panel's scores come after the other's product");
         static_assert(CFG.most_parts >= 1 && CFG.min_keys >= kMlaStages * kMlaKeys,
                       "min_keys: a part has a block for each warpgroup");
         return true;

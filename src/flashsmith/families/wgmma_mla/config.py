@@ -90,6 +90,45 @@ class WgmmaMlaKernelConfig(LatentConfig):
         ),
         where="parts_of_run",
     )
+    panel_waits: bool = knob(
+        "whether scores wait for each 64 columns of a block, and not for a half of v's columns",
+        word="by_panel",
+        default=False,
+        effect=lambda cfg: (
+            f"each of {cfg.d_head // 64} panels of a block has a barrier, so that scores of one "
+            "overlap the copies of the next"
+            if cfg.panel_waits
+            else "a block arrives in three sections: two halves of v and the columns behind them"
+        ),
+        where="barrier_index",
+    )
+    panels_ahead: int = knob(
+        "panels of 64 columns whose scores a warpgroup computes before it multiplies the other's "
+        "probabilities; 0: the second warpgroup computes all, the first none",
+        values=(0, 1, 3),
+        word="ahead",
+        default=0,
+        lowest=0,
+        effect=lambda cfg: (
+            f"scores of {64 * cfg.panels_ahead} columns of a warpgroup's next block come before "
+            "its product with the other's block, and those of the others after it"
+            if cfg.panels_ahead
+            else "the second warpgroup computes the scores of its block before its product with "
+            "the first's block"
+        ),
+        where="in_turn",
+    )
+    evict_keys: bool = knob(
+        "whether the L2 evicts keys first, so that the rows of parts stay in it until the merge",
+        word="evict_first",
+        default=False,
+        effect=lambda cfg: (
+            "copies of keys tell the L2 to evict them first"
+            if cfg.evict_keys
+            else "the L2 evicts keys as it evicts everything else"
+        ),
+        where="MlaProducer",
+    )
 
     @property
     def B_r(self) -> int:

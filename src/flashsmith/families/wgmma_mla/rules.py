@@ -17,7 +17,7 @@ RULES: tuple[Rule, ...] = (
     WIDTHS_SUPPORTED,
     *(
         supported(WgmmaMlaKernelConfig, name)
-        for name in ("min_keys", "most_parts", "rescale_threshold", "run_keys")
+        for name in ("min_keys", "most_parts", "rescale_threshold", "run_keys", "panels_ahead")
     ),
     *register_rules(),
     Rule(

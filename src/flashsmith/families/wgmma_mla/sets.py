@@ -29,11 +29,13 @@ def candidates(dtype: DType, widths: HeadDims, device: DeviceSpec) -> list[Wgmma
 
 
 def proof_configs(dtype: DType, widths: HeadDims, device: DeviceSpec) -> list[WgmmaMlaKernelConfig]:
-    """The configs that proofs check: the candidates, and a variant of each that rescales at once,
-    splits short sequences and computes one part per CTA."""
+    """The configs that proofs check: the candidates, and variants of each that split short
+    sequences. One rescales at once and computes one part per CTA; one computes scores ahead."""
     found = candidates(dtype, widths, device)
-    changes = {"min_keys": 128, "most_parts": 4, "rescale_threshold": 0, "run_keys": 0}
-    return [*found, *(cfg.with_knobs(**changes) for cfg in found)]
+    short = {"min_keys": 128, "most_parts": 4}
+    at_once = {**short, "rescale_threshold": 0, "run_keys": 0}
+    ahead = {**short, "panel_waits": True, "panels_ahead": 3, "evict_keys": True}
+    return [*found, *(cfg.with_knobs(**changes) for cfg in found for changes in (at_once, ahead))]
 
 
 def get_mla_configs(dtypes: Sequence[DType] = tuple(DType)) -> list[WgmmaMlaKernelConfig]:
