@@ -304,15 +304,12 @@ def _by_row(name: str, ids: Any) -> Callable[..., Any]:
     return _of_the_only if shape[0] == 1 else _of_its_own
 
 
-_ZERO = Constant(0)
-
-
 def _of_all(ids: Any, b: Any, i: Any) -> Any:
     return ids[i]
 
 
 def _of_the_only(ids: Any, b: Any, i: Any) -> Any:
-    return ids[_ZERO, i]
+    return ids[0, i]
 
 
 def _of_its_own(ids: Any, b: Any, i: Any) -> Any:

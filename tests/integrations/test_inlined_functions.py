@@ -238,6 +238,29 @@ def test_what_else_compiled_code_makes(make: Any) -> None:
     assert program_of(ops.calls[0]) == eager_program(lambda s, b, h, q, k: s * SLOPES[h])
 
 
+@pytest.mark.parametrize("kind", ["input", "branch"])
+def test_an_object_from_outside(kind: str) -> None:
+    """A new attribute of an object is seen, also by versions of the compiler that inline it."""
+    ops = Ops()
+
+    class Score:
+        factor = 1.0
+
+        def __call__(self, s: Any, b: Any, h: Any, q: Any, k: Any) -> Any:
+            if kind == "branch":
+                return s if self.factor > 2 else -s
+            return s * self.factor
+
+    instance = Score()
+    instance.factor = 1.5
+    call = ops.compiled(lambda: {"score_mod": instance})
+    for factor in (1.5, 1.5, 2.5):
+        instance.factor = factor
+        call(*draw())
+    first, second = ((it.kwargs["program"], it.kwargs["floats"]) for it in ops.calls)
+    assert first != second
+
+
 @pytest.mark.parametrize("strict", [False, True])
 def test_exported(strict: bool) -> None:
     class Layer(torch.nn.Module):

@@ -154,7 +154,7 @@ def _guarded_plan(roots: Any, block_sizes: Any, positions: Any) -> Any:
     """Returns the plan's program as a string, and the plan's paths to tensors and numbers. All
     other paths of the plan are followed here, so that the compiler guards the objects to which they
     lead. Returns None if there is no plan."""
-    if _is_made_here(roots):
+    if _is_for_compiler(roots):
         return None
     # The compiler passes an object to Python only as a separate argument, not within a tuple.
     score_mod, bias, mask_mod, mask = [_described(it) for it in roots]
@@ -257,12 +257,16 @@ def _described(root: Any) -> Any:
     return tuple([_described(it) for it in root]) if type(root) is tuple else root
 
 
-def _is_made_here(root: Any) -> bool:
-    """Whether a function is defined by the code that is being compiled. The compiler has no closure
-    of such a function, and cannot pass the function to Python. It cannot pass a partial that has
-    tensors as keywords either."""
+# PyTorch 2.11 cannot pass an object to Python; 2.12 is not known to.
+_PASSES_OBJECTS = torch.torch_version.TorchVersion(torch.__version__) >= (2, 13)
+
+
+def _is_for_compiler(root: Any) -> bool:
+    """Whether only the compiler can trace a function: the code that is being compiled defines the
+    function, so the compiler has no closure of it, and cannot pass it to Python. The compiler
+    cannot pass a partial that has tensors as keywords either, nor, in older versions, an object."""
     if type(root) is tuple:
-        return any(_is_made_here(it) for it in root)
+        return any(_is_for_compiler(it) for it in root)
     if isinstance(root, partial):
         return any(isinstance(it, torch.Tensor) for it in root.keywords.values())
     if isinstance(root, FunctionType):
@@ -272,7 +276,12 @@ def _is_made_here(root: Any) -> bool:
             return root.__closure__ is not None and root.__kwdefaults__ is not None
         except AttributeError:
             return True
-    return False
+    return not _PASSES_OBJECTS and _is_object(root)
+
+
+def _is_object(root: Any) -> bool:
+    """Whether a root is a callable object other than a function."""
+    return callable(root) and not isinstance(root, FunctionType | MethodType | partial | type)
 
 
 def _attributes(root: Any) -> tuple[int, ...]:
@@ -282,9 +291,7 @@ def _attributes(root: Any) -> tuple[int, ...]:
         for it in root:
             found = found + _attributes(it)
         return found
-    if callable(root) and not isinstance(root, FunctionType | MethodType | partial | type):
-        return (len(root.__dict__),)
-    return ()
+    return (len(root.__dict__),) if _is_object(root) else ()
 
 
 @assume_constant_result
