@@ -22,8 +22,9 @@ from flashsmith.chooser.functions import (
     lengths_for_blocks,
     sizes_over_cache,
 )
+from flashsmith.chooser.latent_decode import check_keywords
 from flashsmith.integrations import program_ops  # noqa: F401, registers the ops
-from flashsmith.integrations.cache_program_ops import OPS_OVER_CACHES
+from flashsmith.integrations.cache_program_ops import OPS_OVER_CACHES, OPS_OVER_LATENT_CACHES
 from flashsmith.integrations.inlined_functions import check_known, inlined_call
 from flashsmith.integrations.pytorch_state import (
     assume_constant_result,
@@ -31,6 +32,7 @@ from flashsmith.integrations.pytorch_state import (
     under_autocast,
 )
 from flashsmith.integrations.torch_decode import called_by_op
+from flashsmith.integrations.torch_latent_decode import latent_called_by_op
 from flashsmith.integrations.torch_ops import OPS, no_out
 from flashsmith.integrations.traced_attention import is_deterministic, of_op, short_form
 from flashsmith.masks import MaskValue
@@ -110,6 +112,10 @@ def over_cache_by_program(
     """Computes attention_with_cache() with ``functions`` by a call to an op; returns None when
     attention_by_program() would."""
     asked = CACHE.bind(keywords)
+    caches, ops, called = (k_cache, v_cache), OPS_OVER_CACHES, called_by_op
+    if asked["v_width"] is not None:
+        check_keywords(v_cache, asked)
+        caches, ops, called = (k_cache,), OPS_OVER_LATENT_CACHES, latent_called_by_op
     names = "page_table", "cu_seqlens_q", "kv_offset"
     over = sizes_over_cache(q, k_cache, *[asked[name] for name in names])
     roots, block_sizes = _roots_over_cache(functions, over)
@@ -118,12 +124,11 @@ def over_cache_by_program(
     if plan is None and not torch.compiler.is_dynamo_compiling():
         program = _program_now(roots, block_sizes, "end")
     if program is None:
-        calls = [inlined_call(op, roots, block_sizes, "end") for op in OPS_OVER_CACHES]
+        calls = [inlined_call(op, roots, block_sizes, "end") for op in ops]
         if calls[0] is None:
             return None
-        return called_by_op((calls[0], calls[1]), asked, (q, k_cache, v_cache), {})
-    first = q, k_cache, v_cache, program.pop("reads")
-    return called_by_op(OPS_OVER_CACHES, asked, first, program)
+        return called((calls[0], calls[1]), asked, (q, *caches), {})
+    return called(ops, asked, (q, *caches, program.pop("reads")), program)
 
 
 def _program_of(plan: Any, roots: Any) -> dict[str, Any]:
