@@ -105,7 +105,7 @@ def curved_in_documents(cache: LatentCache) -> tuple[Function, Function]:
     ids[::2] = np.arange(CAPACITY)
 
     def curved(s: Any, b: Any, h: Any, q: Any, k: Any) -> Any:
-        return s + 0.1 * s * s - slopes[h] * (q - k)
+        return s + 0.1 * s * s - slopes[h] * (q - k) * (q - k) / 512
 
     return curved, masks.documents(ids.astype(np.int32))
 

@@ -74,7 +74,7 @@ MISTAKES: dict[str, tuple[SourcePatch, ...]] = {
     ),
     "scales": (
         SourcePatch("the scale of no cache", _PART,
-                    "scaled.scale = with_key_scale(args, scaled.scale);", ""),
+                    "scaled.scale = __fmul_rn(scaled.scale, row_scale(args));", ";"),
         SourcePatch("the scale once more behind the function", _PART,
                     "softmax(SEMANTICS.program_scores ? args.scale_log2",
                     "softmax(false ? args.scale_log2"),

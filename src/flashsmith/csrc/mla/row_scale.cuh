@@ -10,14 +10,14 @@ FS_DEVICE float row_scale(const MlaScaledArgs& args) {
     return scale_of_head(args.row_scale.on_device, 0, args.row_scale.value, 0);
 }
 
-// A factor of scores with the scale of the keys. If that scale is a number, the host has already
+// The factor that turns scores into base-2 logits. If the scale is a number, the host has already
 // multiplied it in.
-FS_DEVICE float with_key_scale(const MlaKernelArgs&, float factor) {
-    return factor;
+FS_DEVICE float score_factor(const MlaKernelArgs& args) {
+    return args.scale_log2;
 }
-FS_DEVICE float with_key_scale(const MlaScaledArgs& args, float factor) {
-    if (args.row_scale.on_device == nullptr) return factor;
-    return __fmul_rn(factor, row_scale(args));
+FS_DEVICE float score_factor(const MlaScaledArgs& args) {
+    if (args.row_scale.on_device == nullptr) return args.scale_log2;
+    return __fmul_rn(args.scale_log2, row_scale(args));
 }
 
 // Multiplies elements of rows of o by the scale of the values.

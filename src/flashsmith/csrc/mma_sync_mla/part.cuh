@@ -40,8 +40,7 @@ struct MlaPart {
           smem(smem),
           warp(__shfl_sync(0xffffffffu, thread_index() / kWarpSize, 0)),
           lane(lane_index()),
-          softmax(SEMANTICS.program_scores ? args.scale_log2
-                                           : with_key_scale(args, args.scale_log2)) {}
+          softmax(SEMANTICS.program_scores ? args.scale_log2 : score_factor(args)) {}
 
     // ---- the algorithm ----
 
@@ -152,11 +151,13 @@ struct MlaPart {
             [&](int, int r) { return tile.token(lanes_row(r)); },
             [&](int, int r) { return tile.head(lanes_row(r)); }, block * Kernel::B_c);
     }
-    // The program's arguments. Their scale includes that of the cache.
+    // The program's arguments. Their scale includes the cache's; the host has already multiplied it
+    // in if it is a number.
     FS_DEVICE decltype(auto) program() const {
         if constexpr (Kernel::has_scale && SEMANTICS.program_scores) {
             ProgramArgs scaled = args.program;
-            scaled.scale = with_key_scale(args, scaled.scale);
+            if (args.row_scale.on_device != nullptr)
+                scaled.scale = __fmul_rn(scaled.scale, row_scale(args));
             return scaled;
         } else {
             return (args.program);
