@@ -15,7 +15,7 @@ from typing import Any
 from flashsmith.errors import ArgumentError
 from flashsmith.printable import quoted
 from flashsmith.tracing import table_reader
-from flashsmith.tracing.captures import Constant
+from flashsmith.tracing.captures import Constant, rank_of
 
 __all__ = [
     "MaskValue",
@@ -138,7 +138,7 @@ def prefix_lm(length: Any) -> MaskValue:
     Args:
         length: the number of keys in the prefix: an int, or (batch,) of ints.
     """
-    if len(getattr(length, "shape", ())) == 1:
+    if rank_of(length) == 1:
         return MaskValue(_prefix_of_batch, length)
     return MaskValue(_prefix, length)
 

@@ -222,6 +222,42 @@ def test_dynamic_lengths() -> None:
     assert len(graphs.calls) == 1
 
 
+def of_numbers(n: int, x: float) -> dict[str, Any]:
+    mask = (masks.window(n) | masks.window(n + 1, n) | masks.prefix_lm(n)) & masks.chunks(n * 3)
+    return {"mask": mask, "score_mod": scores.softcap(x) + scores.squared_distance(x / 9)}
+
+
+def test_values_of_dynamic_numbers() -> None:
+    """The numbers are inputs of the op: another one compiles no other program, and each has its
+    own."""
+    graphs = Graphs()
+    call = graphs.compiled(lambda n: of_numbers(n, 5.0) | {"window": (n, 0)}, dynamic=True)
+    for number in (11, 12, 13):
+        call(*draw(), number)
+    (node,) = graphs.calls
+    assert not any(isinstance(it, int) for it in (*node.kwargs["ints"], node.kwargs["window_left"]))
+    eager = flashsmith.explain(**of_numbers(11, 5.0), lengths=(100, 131)).program
+    assert eager is not None
+    assert node.kwargs["program"].startswith(eager.text)
+
+
+@pytest.mark.parametrize("strict", [False, True])
+def test_exported_with_dynamic_numbers(strict: bool) -> None:
+    class Layer(torch.nn.Module):
+        def forward(self, q: Any, k: Any, v: Any, n: int) -> Any:
+            window = n, k.shape[1] // 2
+            return flashsmith.attention(q, k, v, window=window, **of_numbers(n, 5.0), scale=0.25)
+
+    tensors = [it.detach() for it in draw()]
+    keys = torch.export.Dim("keys", min=2, max=4096)
+    sizes = {}, {1: keys}, {1: keys}, torch.export.Dim.DYNAMIC
+    made = torch.export.export(Layer(), (*tensors, 11), dynamic_shapes=sizes, strict=strict)
+    (call,) = (it for it in made.graph.nodes if "attention_of_program" in str(it.target))
+    numbers = [call.kwargs[it] for it in ("window_left", "window_right")] + call.kwargs["ints"]
+    assert all(isinstance(it, torch.fx.Node) for it in numbers)
+    assert call.kwargs["scale"] == 0.25
+
+
 def test_errors_are_those_of_eager_calls() -> None:
     graphs = Graphs()
     wide = torch.zeros(4, 100, 7)

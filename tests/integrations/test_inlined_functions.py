@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 from functorch.compile import make_boxed_func
-from test_compiled_functions import draw
+from test_compiled_functions import draw, of_numbers
 from test_flex_gradients import BACKWARD, FORWARD, IDS, SLOPES, documents
 from torch._dynamo.backends.common import aot_autograd
 from torch.nn.attention.flex_attention import create_block_mask
@@ -195,6 +195,19 @@ def test_new_numbers() -> None:
         call(*draw(), left)
     assert [len(it.kwargs["ints"]) for it in ops.calls] == [0, 1]
     assert len({program_of(it) for it in ops.calls}) == 2
+
+
+def test_values_of_new_floats() -> None:
+    """PyTorch's ops take floats as constants, so that each is compiled, with one program."""
+    ops = Ops()
+    call = ops.compiled(lambda x: of_numbers(7, x) | {"scale": x, "softcap": 2 * x})
+    for number in (5.0, 6.0):
+        call(*draw(), number)
+    found = [it.kwargs for it in ops.calls]
+    assert [it["scale"] for it in found] == [5.0, 6.0]
+    assert [it["softcap"] for it in found] == [10.0, 12.0]
+    assert [it["floats"][0] for it in found] == [5.0, 6.0]
+    assert len({it["program"] for it in found}) == 1
 
 
 def test_dynamic_lengths() -> None:

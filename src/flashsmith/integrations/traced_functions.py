@@ -45,7 +45,15 @@ from flashsmith.tracing.block_masks import (
     states_of_lists,
 )
 from flashsmith.tracing.captures import follow
-from flashsmith.tracing.graph_plans import BLOCKS, BLOCKS_OF_ROWS, PARTS, TENSOR, plan_of, values_of
+from flashsmith.tracing.graph_plans import (
+    BLOCKS,
+    BLOCKS_OF_ROWS,
+    NUMBER,
+    PARTS,
+    TENSOR,
+    plan_of,
+    values_of,
+)
 
 
 def _call(function: Any, *arguments: Any) -> Any:
@@ -256,9 +264,11 @@ def _plain(value: Any) -> Any:
 
 def _described(root: Any) -> Any:
     """Makes a root of constants only: each tensor is replaced by its dtype and by its sizes, where
-    every size other than 1 becomes 2."""
+    every size other than 1 becomes 2, and each number by its type."""
     if isinstance(root, torch.Tensor):
         return TENSOR, tuple([1 if size == 1 else 2 for size in root.shape]), root.dtype
+    if type(root) is int or type(root) is float:
+        return NUMBER, type(root)
     return tuple([_described(it) for it in root]) if type(root) is tuple else root
 
 
