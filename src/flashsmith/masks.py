@@ -15,7 +15,7 @@ from typing import Any
 from flashsmith.errors import ArgumentError
 from flashsmith.printable import quoted
 from flashsmith.tracing import table_reader
-from flashsmith.tracing.captures import Constant
+from flashsmith.tracing.captures import Constant, rank_of
 
 __all__ = [
     "MaskValue",
@@ -138,7 +138,7 @@ def prefix_lm(length: Any) -> MaskValue:
     Args:
         length: the number of keys in the prefix: an int, or (batch,) of ints.
     """
-    if len(getattr(length, "shape", ())) == 1:
+    if rank_of(length) == 1:
         return MaskValue(_prefix_of_batch, length)
     return MaskValue(_prefix, length)
 
@@ -304,15 +304,12 @@ def _by_row(name: str, ids: Any) -> Callable[..., Any]:
     return _of_the_only if shape[0] == 1 else _of_its_own
 
 
-_ZERO = Constant(0)
-
-
 def _of_all(ids: Any, b: Any, i: Any) -> Any:
     return ids[i]
 
 
 def _of_the_only(ids: Any, b: Any, i: Any) -> Any:
-    return ids[_ZERO, i]
+    return ids[0, i]
 
 
 def _of_its_own(ids: Any, b: Any, i: Any) -> Any:

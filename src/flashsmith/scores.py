@@ -14,6 +14,7 @@ import numpy as np
 
 from flashsmith.errors import ArgumentError
 from flashsmith.tracing import table_reader
+from flashsmith.tracing.captures import rank_of
 
 __all__ = ["ScoreValue", "alibi", "bias", "relative", "softcap", "squared_distance", "t5"]
 
@@ -124,7 +125,7 @@ def _t5_buckets(
 
 def squared_distance(strength: Any) -> ScoreValue:
     """score - strength (q - k)^2; strength is a number or (heads,)."""
-    if len(getattr(strength, "shape", ())) == 1:
+    if rank_of(strength) == 1:
         return ScoreValue(_squared_of_head, strength)
     return ScoreValue(_squared, strength)
 

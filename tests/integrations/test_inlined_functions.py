@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 from functorch.compile import make_boxed_func
-from test_compiled_functions import draw
+from test_compiled_functions import draw, of_numbers
 from test_flex_gradients import BACKWARD, FORWARD, IDS, SLOPES, documents
 from torch._dynamo.backends.common import aot_autograd
 from torch.nn.attention.flex_attention import create_block_mask
@@ -197,6 +197,19 @@ def test_new_numbers() -> None:
     assert len({program_of(it) for it in ops.calls}) == 2
 
 
+def test_values_of_new_floats() -> None:
+    """PyTorch's ops take floats as constants, so that each is compiled, with one program."""
+    ops = Ops()
+    call = ops.compiled(lambda x: of_numbers(7, x) | {"scale": x, "softcap": 2 * x})
+    for number in (5.0, 6.0):
+        call(*draw(), number)
+    found = [it.kwargs for it in ops.calls]
+    assert [it["scale"] for it in found] == [5.0, 6.0]
+    assert [it["softcap"] for it in found] == [10.0, 12.0]
+    assert [it["floats"][0] for it in found] == [5.0, 6.0]
+    assert len({it["program"] for it in found}) == 1
+
+
 def test_dynamic_lengths() -> None:
     ops = Ops()
 
@@ -236,6 +249,29 @@ def test_what_else_compiled_code_makes(make: Any) -> None:
     ops = Ops()
     ops.compiled(lambda: {"score_mod": make(SLOPES * 2.0)})(*draw())
     assert program_of(ops.calls[0]) == eager_program(lambda s, b, h, q, k: s * SLOPES[h])
+
+
+@pytest.mark.parametrize("kind", ["input", "branch"])
+def test_an_object_from_outside(kind: str) -> None:
+    """A new attribute of an object is seen, also by versions of the compiler that inline it."""
+    ops = Ops()
+
+    class Score:
+        factor = 1.0
+
+        def __call__(self, s: Any, b: Any, h: Any, q: Any, k: Any) -> Any:
+            if kind == "branch":
+                return s if self.factor > 2 else -s
+            return s * self.factor
+
+    instance = Score()
+    instance.factor = 1.5
+    call = ops.compiled(lambda: {"score_mod": instance})
+    for factor in (1.5, 1.5, 2.5):
+        instance.factor = factor
+        call(*draw())
+    first, second = ((it.kwargs["program"], it.kwargs["floats"]) for it in ops.calls)
+    assert first != second
 
 
 @pytest.mark.parametrize("strict", [False, True])

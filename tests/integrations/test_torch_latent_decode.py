@@ -15,6 +15,7 @@ torch = pytest.importorskip("torch", reason="needs PyTorch: it is not installed"
 
 import flashsmith  # noqa: E402
 import flashsmith.integrations.torch_latent_decode  # noqa: E402
+from flashsmith import masks  # noqa: E402
 
 pytestmark = pytest.mark.torch
 
@@ -100,6 +101,31 @@ def test_the_ops_are_what_pytorch_expects_of_one(name: str, return_lse: bool) ->
     op = getattr(torch.ops.flashsmith, name).default
     keywords = {**OPTIONS, "return_lse": return_lse, "config": str(CONFIG)}
     assert set(torch.library.opcheck(op, tuple(arguments), keywords).values()) == {"SUCCESS"}
+
+
+@pytest.mark.parametrize("where", ["outside", "within"])
+def test_functions_in_compiled_code(where: str) -> None:
+    """One op; the tensor that the functions read is an input."""
+    slopes, later = torch.tensor([0.5, 0.25, 0.125, 0.0625]), torch.arange(75) // 9
+
+    def score(s: Any, b: Any, h: Any, q: Any, k: Any) -> Any:
+        return s + slopes[h] * (k - q)
+
+    def call(ids: Any, **given: Any) -> Any:
+        def mask(b: Any, h: Any, q: Any, k: Any) -> Any:
+            return (ids[q] == ids[k]) | (k % 7 == 0)
+
+        functions = {"mask": masks.documents(ids) | masks.chunks(7)}
+        if where == "within":
+            functions = {"mask_mod": mask}
+        return step(**given, **OPTIONS, score_mod=score, **functions)
+
+    eager, compiled = tensors(), tensors()
+    expected = call(later, **eager)
+    assert not torch.equal(expected[0], step(**tensors(), **OPTIONS)[0])
+    found = torch.compile(call, fullgraph=True, backend="aot_eager")(later, **compiled)
+    assert all(map(torch.equal, found, expected))
+    assert torch.equal(compiled["k_cache"], eager["k_cache"])
 
 
 def test_only_the_op_that_appends_says_that_it_writes() -> None:

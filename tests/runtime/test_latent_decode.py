@@ -282,7 +282,7 @@ def test_numpy_arrays_and_no_queries() -> None:
         ({"k_scale": 0.0}, "k_scale=0.0: give a finite number above 0"),
         ({"k_scale": 1e38}, r"k_scale=1e\+38: times scale it is"),
         ({"k_scale": torch.ones(2)}, r"k_scale: shape \(2,\); must be \(\), \(1,\) or \(1,\)"),
-        ({"score_mod": lambda score, *_: score}, "score_mod: attention over a latent cache"),
+        ({"bias": torch.zeros(3, 1, 64)}, r"bias: shape \(3, 1, 64\); the scores of"),
         ({"bits": "canonical"}, "bits='canonical': attention over a latent cache"),
         ({"cos": torch.zeros(9, 32), "sin": torch.zeros(9, 32)}, "cos: attention over a latent"),
         ({"kv_offset": torch.zeros(2, dtype=torch.int32)}, "kv_offset: attention over a latent"),

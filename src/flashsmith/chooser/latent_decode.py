@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from flashsmith.chooser.backward import check_config_for
+from flashsmith.chooser.functions import CallFunctions, bound_over_cache, sizes_over_cache
 from flashsmith.errors import ArgumentError
 from flashsmith.operations.decode import check_split
 from flashsmith.operations.latent_decode import LATENT_DECODE
@@ -18,8 +19,10 @@ from flashsmith.semantics.signature import CACHE
 from flashsmith.semantics.sizes import FREE
 
 _TENSORS = ("cache_lens", "out", "page_table", "k", "sinks", "cu_seqlens_q")
-# The fields of LatentOptions without the scale, which may be a tensor.
-_OPTIONS = tuple(name for name in LatentOptions._fields if name != "k_scale_value")
+# The fields of LatentOptions without the program, which the functions are turned into, and without
+# the scale, which may be a tensor.
+_OPTIONS = tuple(name for name in LatentOptions._fields if name not in ("program", "k_scale_value"))
+_FUNCTIONS = ("score_mod", "mask_mod", "mask", "bias")
 
 
 def attention_with_latent_cache(
@@ -36,10 +39,17 @@ def attention_with_latent_cache(
     check_config_for(LATENT_DECODE.name, "config", config)
     scales = Scales.of(keywords["k_scale"], None)
     scale, number = scales.tensors[0], scales.numbers[0]
+    options = {name: keywords[name] for name in _OPTIONS}
+    functions = {name: keywords[name] for name in _FUNCTIONS}
+    if any(it is not None for it in functions.values()):
+        over = sizes_over_cache(q, k_cache, keywords["page_table"], keywords["cu_seqlens_q"], None)
+        limits = options["causal"], options["window"]
+        program, causal, window = bound_over_cache(CallFunctions(**functions), limits, over)
+        options |= {"program": program, "causal": causal, "window": window}
     return run_latent(
         config or choosers[check_split(keywords["split"])],
         LatentTensors(q, k_cache, **{name: keywords[name] for name in _TENSORS}, k_scale=scale),
-        LatentOptions(**{name: keywords[name] for name in _OPTIONS}, k_scale_value=number),
+        LatentOptions(**options, k_scale_value=number),
         keywords["emulate"],
     )
 
@@ -58,7 +68,8 @@ def check_keywords(v_cache: Any, keywords: Mapping[str, Any]) -> None:
             "v_scale out"
         )
     # rotary_interleaved is accepted because it has no effect without cos, which is refused.
-    served = {*_TENSORS, *_OPTIONS, "k_scale", "config", "emulate", "rotary_interleaved"}
+    others = "k_scale", "config", "emulate", "rotary_interleaved"
+    served = {*_TENSORS, *_OPTIONS, *_FUNCTIONS, *others}
     for name, value in keywords.items():
         is_plain = isinstance(value, (str, int, float))
         neutral = (CACHE.defaults[name], FREE if name == "bits" else None)

@@ -19,7 +19,7 @@ import torch
 from flashsmith.bundle import OPERATORS
 from flashsmith.errors import ArgumentError, TraceError
 from flashsmith.integrations.autograd_functions import refuse_vmap
-from flashsmith.integrations.cache_program_ops import OPS_OVER_CACHES
+from flashsmith.integrations.cache_program_ops import OPS_OVER_CACHES, OPS_OVER_LATENT_CACHES
 from flashsmith.integrations.program_ops import PROGRAM
 from flashsmith.integrations.torch_ops import OPS, TAGS
 from flashsmith.tracing.binding import POSITIONS, table_function
@@ -385,5 +385,5 @@ torch.library.register_vmap(f"{OPERATORS}::score_arguments", refuse_vmap, lib=_l
 _SOURCES = OPS.score_arguments, OPS.score_arguments.default
 _CALLS: dict[Any, tuple[Any, int]] = {}
 _STANDING_FOR: dict[Any, tuple[Any, int]] = {}
-for _op in (OPS.attention_of_program, *OPS_OVER_CACHES):
+for _op in (OPS.attention_of_program, *OPS_OVER_CACHES, *OPS_OVER_LATENT_CACHES):
     _define_without_kernel(_op)

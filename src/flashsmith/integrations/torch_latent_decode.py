@@ -26,6 +26,10 @@ _OPTIONS = CACHE.in_schema(
     "v_width max_seqlen_q causal window scale split return_lse config emulate"
 )
 _REST = f"{_TENSORS}, *, {_OPTIONS}) -> (Tensor, Tensor)"
+SCHEMAS = {
+    _READ: f"(Tensor q, Tensor k_cache, {_LENGTHS}, {_REST}",
+    _APPENDED: f"(Tensor q, Tensor(a!) k_cache, {_LENGTHS}, {_NEW}, {_REST}",
+}
 
 
 def latent_by_op(q: Any, k_cache: Any, v_cache: Any, **keywords: Any) -> Any:
@@ -36,15 +40,26 @@ def latent_by_op(q: Any, k_cache: Any, v_cache: Any, **keywords: Any) -> Any:
     """
     asked = CACHE.bind(keywords)
     check_keywords(v_cache, asked)
+    return latent_called_by_op(
+        (getattr(OPS, _READ), getattr(OPS, _APPENDED)), asked, (q, k_cache), {}
+    )
+
+
+def latent_called_by_op(
+    ops: tuple[Any, Any], asked: dict[str, Any], first: tuple[Any, ...], program: dict[str, Any]
+) -> Any:
+    """Does the same as torch_decode.called_by_op() for a latent cache."""
+    q, k_cache, *reads = first
     check_for_an_op(q=q, k_cache=k_cache)
     q, k, _ = under_autocast_over(k_cache, q, asked["k"], None)
     options = of_op(asked, "causal scale split return_lse emulate")
     options["v_width"] = as_limit(asked["v_width"])
     new = () if k is None else (k,)
-    op = OPS.attention_with_latent_cache_appended if new else OPS.attention_with_latent_cache
+    op = ops[1] if new else ops[0]
     scale, _ = scale_tensors(asked["k_scale"], None, k_cache)
+    lengths = asked["cache_lens"], asked["page_table"]
     others = asked["sinks"], asked["cu_seqlens_q"], scale
-    o, lse = op(q, k_cache, asked["cache_lens"], asked["page_table"], *new, *others, **options)
+    o, lse = op(q, k_cache, *reads, *lengths, *new, *others, **program, **options)
     if asked["out"] is not None:
         o = asked["out"].copy_(o)
     return (o, lse) if asked["return_lse"] else o
@@ -58,7 +73,7 @@ def _run_appending(*tensors: Any, **keywords: Any) -> Any:
     return call_by_name(_APPENDED, tensors, **keywords)
 
 
-def _fake(q: Any, *_: Any, v_width: Any = None, return_lse: bool = False, **__: Any) -> Any:
+def fake_latent(q: Any, *_: Any, v_width: Any = None, return_lse: bool = False, **__: Any) -> Any:
     if v_width is None:
         raise ArgumentError("v_width: missing; give how many columns of the cache are values")
     *leading, length, heads, _d = q.shape
@@ -67,10 +82,5 @@ def _fake(q: Any, *_: Any, v_width: Any = None, return_lse: bool = False, **__: 
     return q.new_empty(width), q.new_empty(shape, dtype=torch.float32)
 
 
-define_op(_READ, f"(Tensor q, Tensor k_cache, {_LENGTHS}, {_REST}", _run, _fake)
-define_op(
-    _APPENDED,
-    f"(Tensor q, Tensor(a!) k_cache, {_LENGTHS}, {_NEW}, {_REST}",
-    _run_appending,
-    _fake,
-)
+define_op(_READ, SCHEMAS[_READ], _run, fake_latent)
+define_op(_APPENDED, SCHEMAS[_APPENDED], _run_appending, fake_latent)

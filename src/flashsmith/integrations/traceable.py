@@ -429,6 +429,8 @@ def _cast_over(k_cache: Any, q: Any, keywords: dict[str, Any]) -> tuple[Any, dic
 
 def _over_latent_cache(q: Any, k_cache: Any, v_cache: Any, keywords: dict[str, Any]) -> Any:
     """Computes attention_with_cache() over a latent cache."""
+    if any(keywords.get(it) is not None for it in _FUNCTIONS_OVER_CACHE):
+        return _over_cache_with_functions(q, k_cache, v_cache, keywords)
     if is_tracing() or _is_looked_at(q):
         from flashsmith.integrations.torch_latent_decode import latent_by_op
 

@@ -22,8 +22,9 @@ from flashsmith.chooser.functions import (
     lengths_for_blocks,
     sizes_over_cache,
 )
+from flashsmith.chooser.latent_decode import check_keywords
 from flashsmith.integrations import program_ops  # noqa: F401, registers the ops
-from flashsmith.integrations.cache_program_ops import OPS_OVER_CACHES
+from flashsmith.integrations.cache_program_ops import OPS_OVER_CACHES, OPS_OVER_LATENT_CACHES
 from flashsmith.integrations.inlined_functions import check_known, inlined_call
 from flashsmith.integrations.pytorch_state import (
     assume_constant_result,
@@ -31,6 +32,7 @@ from flashsmith.integrations.pytorch_state import (
     under_autocast,
 )
 from flashsmith.integrations.torch_decode import called_by_op
+from flashsmith.integrations.torch_latent_decode import latent_called_by_op
 from flashsmith.integrations.torch_ops import OPS, no_out
 from flashsmith.integrations.traced_attention import is_deterministic, of_op, short_form
 from flashsmith.masks import MaskValue
@@ -43,7 +45,15 @@ from flashsmith.tracing.block_masks import (
     states_of_lists,
 )
 from flashsmith.tracing.captures import follow
-from flashsmith.tracing.graph_plans import BLOCKS, BLOCKS_OF_ROWS, PARTS, TENSOR, plan_of, values_of
+from flashsmith.tracing.graph_plans import (
+    BLOCKS,
+    BLOCKS_OF_ROWS,
+    NUMBER,
+    PARTS,
+    TENSOR,
+    plan_of,
+    values_of,
+)
 
 
 def _call(function: Any, *arguments: Any) -> Any:
@@ -110,6 +120,10 @@ def over_cache_by_program(
     """Computes attention_with_cache() with ``functions`` by a call to an op; returns None when
     attention_by_program() would."""
     asked = CACHE.bind(keywords)
+    caches, ops, called = (k_cache, v_cache), OPS_OVER_CACHES, called_by_op
+    if asked["v_width"] is not None:
+        check_keywords(v_cache, asked)
+        caches, ops, called = (k_cache,), OPS_OVER_LATENT_CACHES, latent_called_by_op
     names = "page_table", "cu_seqlens_q", "kv_offset"
     over = sizes_over_cache(q, k_cache, *[asked[name] for name in names])
     roots, block_sizes = _roots_over_cache(functions, over)
@@ -118,12 +132,11 @@ def over_cache_by_program(
     if plan is None and not torch.compiler.is_dynamo_compiling():
         program = _program_now(roots, block_sizes, "end")
     if program is None:
-        calls = [inlined_call(op, roots, block_sizes, "end") for op in OPS_OVER_CACHES]
+        calls = [inlined_call(op, roots, block_sizes, "end") for op in ops]
         if calls[0] is None:
             return None
-        return called_by_op((calls[0], calls[1]), asked, (q, k_cache, v_cache), {})
-    first = q, k_cache, v_cache, program.pop("reads")
-    return called_by_op(OPS_OVER_CACHES, asked, first, program)
+        return called((calls[0], calls[1]), asked, (q, *caches), {})
+    return called(ops, asked, (q, *caches, program.pop("reads")), program)
 
 
 def _program_of(plan: Any, roots: Any) -> dict[str, Any]:
@@ -154,7 +167,7 @@ def _guarded_plan(roots: Any, block_sizes: Any, positions: Any) -> Any:
     """Returns the plan's program as a string, and the plan's paths to tensors and numbers. All
     other paths of the plan are followed here, so that the compiler guards the objects to which they
     lead. Returns None if there is no plan."""
-    if _is_made_here(roots):
+    if _is_for_compiler(roots):
         return None
     # The compiler passes an object to Python only as a separate argument, not within a tuple.
     score_mod, bias, mask_mod, mask = [_described(it) for it in roots]
@@ -251,18 +264,24 @@ def _plain(value: Any) -> Any:
 
 def _described(root: Any) -> Any:
     """Makes a root of constants only: each tensor is replaced by its dtype and by its sizes, where
-    every size other than 1 becomes 2."""
+    every size other than 1 becomes 2, and each number by its type."""
     if isinstance(root, torch.Tensor):
         return TENSOR, tuple([1 if size == 1 else 2 for size in root.shape]), root.dtype
+    if type(root) is int or type(root) is float:
+        return NUMBER, type(root)
     return tuple([_described(it) for it in root]) if type(root) is tuple else root
 
 
-def _is_made_here(root: Any) -> bool:
-    """Whether a function is defined by the code that is being compiled. The compiler has no closure
-    of such a function, and cannot pass the function to Python. It cannot pass a partial that has
-    tensors as keywords either."""
+# PyTorch 2.11 cannot pass an object to Python; 2.12 is not known to.
+_PASSES_OBJECTS = torch.torch_version.TorchVersion(torch.__version__) >= (2, 13)
+
+
+def _is_for_compiler(root: Any) -> bool:
+    """Whether only the compiler can trace a function: the code that is being compiled defines the
+    function, so the compiler has no closure of it, and cannot pass it to Python. The compiler
+    cannot pass a partial that has tensors as keywords either, nor, in older versions, an object."""
     if type(root) is tuple:
-        return any(_is_made_here(it) for it in root)
+        return any(_is_for_compiler(it) for it in root)
     if isinstance(root, partial):
         return any(isinstance(it, torch.Tensor) for it in root.keywords.values())
     if isinstance(root, FunctionType):
@@ -272,7 +291,12 @@ def _is_made_here(root: Any) -> bool:
             return root.__closure__ is not None and root.__kwdefaults__ is not None
         except AttributeError:
             return True
-    return False
+    return not _PASSES_OBJECTS and _is_object(root)
+
+
+def _is_object(root: Any) -> bool:
+    """Whether a root is a callable object other than a function."""
+    return callable(root) and not isinstance(root, FunctionType | MethodType | partial | type)
 
 
 def _attributes(root: Any) -> tuple[int, ...]:
@@ -282,9 +306,7 @@ def _attributes(root: Any) -> tuple[int, ...]:
         for it in root:
             found = found + _attributes(it)
         return found
-    if callable(root) and not isinstance(root, FunctionType | MethodType | partial | type):
-        return (len(root.__dict__),)
-    return ()
+    return (len(root.__dict__),) if _is_object(root) else ()
 
 
 @assume_constant_result

@@ -21,7 +21,13 @@ from flashsmith.operations.forward import (
     mask_limits,
     scale_of,
 )
-from flashsmith.operations.operation import Call, Operation, TensorSpec, packed_rows
+from flashsmith.operations.operation import (
+    Call,
+    Operation,
+    TensorSpec,
+    packed_rows,
+    program_numbers,
+)
 from flashsmith.semantics.flop import visible_pairs
 from flashsmith.semantics.sizes import Sizes
 
@@ -68,9 +74,9 @@ def _numbers(call: Call) -> tuple[int | float, ...]:
     Sizes come first: batch, seq_q (of the longest sequence if packed), the capacity of a sequence
     in keys, heads_q, heads_k, d, d_v, total_q, blocks and slots. Strides follow: (batch, row, head)
     of q, (block, slot, head) of k_cache, (batch, row, head) of o and k, (row) of page_table, and
-    (batch, head) of lse. Last are scale (None: 1/sqrt(d)), the window's limits, a flag, 1 if the
-    split is free and 0 otherwise, and the scale of the cache if it is a number. The sizes and
-    strides of an absent tensor are 0.
+    (batch, head) of lse. Then come scale (None: 1/sqrt(d)), the window's limits, a flag, 1 if the
+    split is free and 0 otherwise, and the scale of the cache if it is a number. The numbers of a
+    program are last. The sizes and strides of an absent tensor are 0.
 
     Raises ArgumentError if tensors do not fit each other or if the split is unknown, and the errors
     that mask_limits() raises.
@@ -106,6 +112,7 @@ def _numbers(call: Call) -> tuple[int | float, ...]:
         *mask_limits(p, options["left"], options["right"]),
         SPLITS.index(check_split(options["split"])),
         *(options[name] for name in K_SCALE_OPTION),
+        *program_numbers(call),
     )
 
 
@@ -139,4 +146,5 @@ LATENT_DECODE = Operation(
         "split": "invariant",
         **K_SCALE_OPTION,
     },
+    takes_programs=True,
 )

@@ -9,7 +9,7 @@ from flashsmith.errors import ArgumentError
 from flashsmith.families import KernelConfig, Problem, Semantics, families
 from flashsmith.operations.latent_decode import LATENT_DECODE
 from flashsmith.printable import quoted
-from flashsmith.runtime.arguments import LONGEST, check_sinks, mask_options
+from flashsmith.runtime.arguments import LONGEST, check_sinks, mask_options, program_for
 from flashsmith.runtime.cache_scales import Scales, add_scales, cache_format
 from flashsmith.runtime.cached_calls import Invocation, Remember, run_cached
 from flashsmith.runtime.decode_pass import (
@@ -18,6 +18,7 @@ from flashsmith.runtime.decode_pass import (
     add_sequences,
     check_contents,
 )
+from flashsmith.runtime.forward_pass import read_names, with_reads
 from flashsmith.runtime.frameworks.base import TensorView
 from flashsmith.runtime.kernel_choice import (
     Chooser,
@@ -27,6 +28,7 @@ from flashsmith.runtime.kernel_choice import (
 )
 from flashsmith.runtime.libraries import LoadedKernel
 from flashsmith.runtime.prepared_call import prepare
+from flashsmith.runtime.program_arguments import check_program_arguments
 from flashsmith.runtime.request import Request, check_operation
 from flashsmith.runtime.running_time import check_seconds, estimate_seconds
 from flashsmith.runtime.tensors import DTYPES, check_beside, view_tensor
@@ -65,6 +67,7 @@ class LatentOptions(NamedTuple):
     max_seqlen_q: Any
     split: Any
     return_lse: Any
+    program: Any = None
     k_scale_value: Any = None
 
 
@@ -83,8 +86,9 @@ def run_latent(
     def run(remember: Remember) -> Any:
         return _run(config, tensors, options, emulate, remember)
 
-    asked = Invocation(("latent_decode",), tuple(tensors), (*options, config, emulate))
-    return run_cached(asked, _NAMES, run)
+    name, plain, reads = with_reads("latent_decode", options)
+    asked = Invocation(name, (*tensors, *reads), (*plain, config, emulate))
+    return run_cached(asked, (*_NAMES, *read_names(options)), run)
 
 
 def _run(
@@ -146,9 +150,15 @@ def check_latent_request(tensors: LatentTensors, asked: LatentOptions) -> Reques
     check_k_scale(numbers.get("k_scale_value", 1.0), scale, 0.0)
     options = mask_options(mask, scale, 0.0) | {"split": asked.split, **numbers}
     del options["softcap"]
+    bound = asked.program
     problem = Problem(
         *(batch, seq_q, capacity, heads_q, 1, d, DTYPES[q.dtype]),
-        Semantics(mask.kind, packed=packed, uneven=packed),
+        Semantics(
+            mask.kind,
+            packed=packed,
+            uneven=packed or bound is not None,
+            program=program_for(bound, ""),
+        ),
         operation=LATENT_DECODE.name,
         page=views["k_cache"].shape[1] if tensors.page_table is not None else 0,
         window_keys=mask.window_keys,
@@ -156,7 +166,18 @@ def check_latent_request(tensors: LatentTensors, asked: LatentOptions) -> Reques
         d_v=v_width,
     )
     wanted = ["lse"] if check_flag("return_lse", asked.return_lse) else []
-    return check_operation(problem, views, options=options, wanted=wanted)
+    request = check_operation(problem, views, options=options, wanted=wanted)
+    return request if bound is None else _with_program(request, bound)
+
+
+def _with_program(request: Request, bound: Any) -> Request:
+    """Returns the request with the checked tensors and numbers of its program."""
+    read = check_program_arguments(bound, request.first)
+    return request._replace(
+        views={**request.views, **read.views},
+        options={**request.options, "program_numbers": read.numbers},
+        sizes={**request.sizes, **read.sizes},
+    )
 
 
 def _view_queries(tensor: Any, packed: bool) -> TensorView:

@@ -14,7 +14,7 @@ from flashsmith.semantics.band import Band, band_of
 from flashsmith.semantics.dtype import dtype_name
 from flashsmith.semantics.program import SEQ_K, SEQ_Q, BoundProgram, K, Program, Q, program_of
 from flashsmith.semantics.typed import Typed
-from flashsmith.tracing.captures import Constant, Watch, captures_of, is_array, is_unchanged
+from flashsmith.tracing.captures import Watch, captures_of, is_array, is_unchanged
 from flashsmith.tracing.part_keys import first_key
 from flashsmith.tracing.symbols import Symbol
 from flashsmith.tracing.tracer import watched_trace
@@ -260,15 +260,12 @@ def table_reader(sizes: tuple[int, ...]) -> Function:
     return _of_shared_head if sizes[0] == 1 else _of_each
 
 
-_ZERO = Constant(0)
-
-
 def _of_rows(table: Any, b: Any, h: Any, x: Any, y: Any) -> Any:
     return table[x, y]
 
 
 def _of_one_head(table: Any, b: Any, h: Any, x: Any, y: Any) -> Any:
-    return table[_ZERO, x, y]
+    return table[0, x, y]
 
 
 def _of_head(table: Any, b: Any, h: Any, x: Any, y: Any) -> Any:
@@ -276,15 +273,15 @@ def _of_head(table: Any, b: Any, h: Any, x: Any, y: Any) -> Any:
 
 
 def _of_one(table: Any, b: Any, h: Any, x: Any, y: Any) -> Any:
-    return table[_ZERO, _ZERO, x, y]
+    return table[0, 0, x, y]
 
 
 def _of_shared_head(table: Any, b: Any, h: Any, x: Any, y: Any) -> Any:
-    return table[_ZERO, h, x, y]
+    return table[0, h, x, y]
 
 
 def _of_batch(table: Any, b: Any, h: Any, x: Any, y: Any) -> Any:
-    return table[b, _ZERO, x, y]
+    return table[b, 0, x, y]
 
 
 def _of_each(table: Any, b: Any, h: Any, x: Any, y: Any) -> Any:

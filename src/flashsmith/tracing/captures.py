@@ -208,6 +208,12 @@ def is_array(value: Any) -> bool:
     return type(value).__module__.partition(".")[0] in ("jax", "jaxlib") and hasattr(value, "dtype")
 
 
+def rank_of(value: Any) -> int:
+    """Returns the number of an array's dimensions, 0 for a number."""
+    # PyTorch's compiler cannot look for an attribute of a number that is an input of its graph.
+    return 0 if isinstance(value, int | float) else len(getattr(value, "shape", ()))
+
+
 def is_traced_by_jax(value: Any) -> bool:
     """Whether the value is an array that a transformation of JAX traces, which may have no
     value."""

@@ -16,7 +16,7 @@ from flashsmith.semantics.typed import INT, Typed
 from flashsmith.semantics.typed_text import canonical, parse_canonical
 from flashsmith.tracing.binding import at_row, composed
 from flashsmith.tracing.block_masks import function_of_blocks
-from flashsmith.tracing.captures import Constant, Path, captures_of, is_tensor
+from flashsmith.tracing.captures import Constant, Path, captures_of, follow, is_tensor
 from flashsmith.tracing.tracer import Traced, traced
 
 # Roots of paths: the score function, the bias, and two masks, None where there is none. A value of
@@ -27,6 +27,9 @@ PARTS, BLOCKS, BLOCKS_OF_ROWS = "parts", "blocks", "blocks of rows"
 # A stand-in for a tensor: (TENSOR, sizes, PyTorch's dtype), where every size other than 1 is
 # replaced by 2.
 TENSOR = "tensor"
+# A stand-in for a number: (NUMBER, int or float). Compilers cannot pass Python a number that is an
+# input of their graph, and do not say which numbers are.
+NUMBER = "number"
 Root = Any
 Roots = tuple[Root, Root, Root, Root]
 
@@ -50,10 +53,11 @@ class GraphPlan(NamedTuple):
 
 
 def plan_of(roots: Roots, block_sizes: tuple[int, int] | None, positions: str) -> GraphPlan | None:
-    """Returns the plan for functions, in which TENSORs stand for tensors. ``block_sizes`` belong to
-    the BlockMask that is the last root.
+    """Returns the plan for functions, in which TENSORs stand for tensors, and NUMBERs for numbers.
+    ``block_sizes`` belong to the BlockMask that is the last root.
 
-    Returns None if the functions capture something to which no path leads.
+    Returns None if the functions capture something to which no path leads, or if the program
+    depends on the value of a NUMBER.
 
     Raises ArgumentError and TraceError as bind() does.
     """
@@ -64,6 +68,8 @@ def plan_of(roots: Roots, block_sizes: tuple[int, int] | None, positions: str) -
     if not captures.is_complete or not made.is_reusable:
         return None
     leaves, paths = captures.leaves, captures.paths
+    if any(_is_number(follow(roots, paths[i])) for i, _ in made.frozen):
+        return None
     places = [it.leaf for it in made.reads]
     if not all(is_tensor(leaves[it].value) for it in places):
         return None  # a NumPy array, which a call with PyTorch's tensors does not take
@@ -111,11 +117,17 @@ def _compose(block_sizes: tuple[int, int] | None, positions: str) -> Any:
     return compose
 
 
+def _is_number(root: Root) -> bool:
+    return type(root) is tuple and len(root) == 2 and root[0] is NUMBER
+
+
 def _with_placeholders(root: Root, made_of: dict[int, Any]) -> Any:
-    """Copies a root, and replaces each TENSOR object by a tensor without memory. ``made_of`` maps
-    the identity of a TENSOR to the tensor in its place."""
+    """Copies a root, and replaces each TENSOR object by a tensor without memory, and each NUMBER by
+    2. ``made_of`` maps the identity of a TENSOR to the tensor in its place."""
     if type(root) is not tuple:
         return root
+    if _is_number(root):
+        return root[1](2)
     if root and root[0] is TENSOR:
         import torch
         from torch.utils._python_dispatch import _disable_current_modes

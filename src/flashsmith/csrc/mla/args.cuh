@@ -4,6 +4,7 @@
 
 #include <cstdint>
 
+#include "common/program_args.cuh"
 #include "common/types.cuh"
 
 namespace flashsmith {
@@ -54,6 +55,15 @@ struct RowScale {
 };
 struct MlaScaledArgs : MlaKernelArgs {
     RowScale row_scale;
+};
+
+// The arguments of kernels that run a caller's program. The kernels that append and merge do not
+// read it.
+struct MlaProgramArgs : MlaKernelArgs {
+    ProgramArgs program;
+};
+struct MlaScaledProgramArgs : MlaScaledArgs {
+    ProgramArgs program;
 };
 
 using mla_kernel_fn = void (*)(const MlaKernelArgs);

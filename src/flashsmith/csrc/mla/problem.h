@@ -19,7 +19,7 @@ namespace flashsmith {
 // The kernels of a config, in the order of the families' templates.
 enum MlaKernel : size_t { kMlaMain, kMlaMerge, kMlaAppend };
 
-// The operation's tensors, in order.
+// The operation's tensors, in order. The tensors that a program reads come last.
 enum MlaTensor : size_t {
     q,
     k_cache,
@@ -31,6 +31,7 @@ enum MlaTensor : size_t {
     sinks,
     cu_seqlens_q,
     k_scale,
+    first_read,
 };
 
 struct MlaProblem {
@@ -48,8 +49,9 @@ inline MlaStrides read_strides(NumberReader& numbers) {
     return {numbers.integer(), numbers.integer(), numbers.integer()};
 }
 
+// Reads the operation's own numbers, which those of a program follow.
 inline MlaProblem read_mla_problem(NumberReader& numbers, Tensors tensors) {
-    MlaProblem p{
+    return {
         .batch = numbers.integer(),
         .seq_q = numbers.integer(),
         .capacity = numbers.integer(),
@@ -74,8 +76,6 @@ inline MlaProblem read_mla_problem(NumberReader& numbers, Tensors tensors) {
         .is_paged = tensors[page_table] != 0,
         .row_scale = static_cast<float>(numbers.number()),
     };
-    numbers.end();
-    return p;
 }
 
 inline ForwardProblem as_forward(const MlaProblem& p, bool packed) {

@@ -7,6 +7,7 @@
 #pragma once
 
 #include "common/code_fragments.cuh"
+#include "common/program_scores.cuh"
 #include "common/softmax.cuh"
 #include "common/warp_mma.cuh"
 #include "mla/row_scale.cuh"
@@ -39,7 +40,7 @@ struct MlaPart {
           smem(smem),
           warp(__shfl_sync(0xffffffffu, thread_index() / kWarpSize, 0)),
           lane(lane_index()),
-          softmax(score_factor(args)) {}
+          softmax(SEMANTICS.program_scores ? args.scale_log2 : score_factor(args)) {}
 
     // ---- the algorithm ----
 
@@ -60,7 +61,13 @@ struct MlaPart {
             share_scores(block);
             __syncthreads();  // all shares have arrived
             add_scores();
+            if constexpr (kHasProgram<SEMANTICS>)
+                with_program(blocks.begin + i,
+                             [&](const auto&... at) { change_by_program<SEMANTICS>(S, at...); });
             if (blocks.needs_mask(blocks.begin + i)) mask(blocks.begin + i);
+            if constexpr (kHasProgram<SEMANTICS>)
+                with_program(blocks.begin + i,
+                             [&](const auto&... at) { hide_by_program<SEMANTICS>(S, at...); });
             softmax.template update<false>(S, O);
             add_values(block);
         }
@@ -134,6 +141,28 @@ struct MlaPart {
             -INFINITY);
     }
     FS_DEVICE int lanes_row(int r) const { return tile.first_row + lane / 4 + 8 * r; }
+
+    // Calls `function` with the program's arguments and the coordinates of this lane's scores.
+    // Queries count from the call's first.
+    template <class Function>
+    FS_DEVICE void with_program(int block, const Function& function) const {
+        function(
+            program(), ProgramSequence{tile.batch, tile.q_count, tile.k_count}, lane,
+            [&](int, int r) { return tile.token(lanes_row(r)); },
+            [&](int, int r) { return tile.head(lanes_row(r)); }, block * Kernel::B_c);
+    }
+    // The program's arguments. Their scale includes the cache's; the host has already multiplied it
+    // in if it is a number.
+    FS_DEVICE decltype(auto) program() const {
+        if constexpr (Kernel::has_scale && SEMANTICS.program_scores) {
+            ProgramArgs scaled = args.program;
+            if (args.row_scale.on_device != nullptr)
+                scaled.scale = __fmul_rn(scaled.scale, row_scale(args));
+            return scaled;
+        } else {
+            return (args.program);
+        }
+    }
 
     // ---- O += P V ----
 

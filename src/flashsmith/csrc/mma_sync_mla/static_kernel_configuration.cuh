@@ -22,7 +22,10 @@ struct StaticMmaSyncMlaConfig {
     static constexpr CacheFormat cache = CFG.cache;
     static constexpr bool has_scale = CFG.has_scale();
     static constexpr bool has_codes = is_8bit(cache);  // 8-bit floats
-    using Args = std::conditional_t<has_scale, MlaScaledArgs, MlaKernelArgs>;
+    using Args =
+        std::conditional_t<SEMANTICS.has_program(),
+                           std::conditional_t<has_scale, MlaScaledProgramArgs, MlaProgramArgs>,
+                           std::conditional_t<has_scale, MlaScaledArgs, MlaKernelArgs>>;
     using element_t = std::conditional_t<has_codes, uint8_t, value_t>;  // of the cache
 
     static constexpr int B_r = kMmaSyncMlaRows, B_c = CFG.B_c, stages = CFG.stages;

@@ -73,6 +73,7 @@ TensorMapSpec cache_map(const WgmmaMlaKernelConfig& config, const MlaProblem& p,
 Plan plan_mla(const WgmmaMlaKernelConfig& config, NumberReader& numbers, Tensors tensors,
               const DeviceSpec& device, const Semantics& semantics) {
     const MlaProblem p = read_mla_problem(numbers, tensors);
+    numbers.end();
     require(device.arch == kArch, "wgmma kernels run on compute capability 9.0 only");
     check_smem(config.smem_bytes(), device);
     check_mla(p, config.d_head, config.d_v, kMlaRows, semantics);

@@ -16,6 +16,7 @@ from flashsmith.families.mma_sync_mla.config import MmaSyncMlaKernelConfig
 from flashsmith.families.order import Order
 from flashsmith.families.tile_work import CallWork
 from flashsmith.operations.problem import Problem
+from flashsmith.semantics.compiled import Semantics
 from flashsmith.semantics.dtype import DType
 
 
@@ -62,6 +63,11 @@ class MmaSyncMlaFamily(LatentFamily):
 
     def has_more_arguments(self, cfg: MmaSyncMlaKernelConfig) -> bool:
         return bool(cfg.cache)
+
+    def adapt_to_program(
+        self, cfg: MmaSyncMlaKernelConfig, semantics: Semantics
+    ) -> MmaSyncMlaKernelConfig:
+        return cfg
 
     def adapt_to_queries(
         self, cfg: MmaSyncMlaKernelConfig, problem: Problem, device: DeviceSpec
