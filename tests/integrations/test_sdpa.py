@@ -158,6 +158,34 @@ def test_what_pytorch_refuses_it_refuses_itself() -> None:
         sdpa(q, k, k)
 
 
+@pytest.mark.parametrize("autocast", [False, True])
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"query": None}, "query: no tensor, but NoneType"),
+        ({"value": [1.0]}, "value: no tensor, but list"),
+        ({"attn_mask": 0.1}, "attn_mask: no tensor, but float"),
+        ({"is_causal": "False"}, "is_causal: 'False'; must be"),
+        ({"enable_gqa": None}, "enable_gqa: None; must be"),
+        ({"scale": "0.1"}, "scale: no number, but str"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_wrong_types(change: dict[str, Any], reason: str, autocast: bool) -> None:
+    """PyTorch's error names the argument; under strict, ours does."""
+    q = drawn(1, 2, 20, 32)
+    call = {"query": q, "key": q, "value": q, "emulate": True, **change}
+    (name,) = change
+    with torch.autocast("cpu", torch.float16, enabled=autocast):
+        with pytest.raises(ArgumentError, match=reason):
+            sdpa(**call, strict=True)
+        with (
+            pytest.warns(FallbackWarning, match=reason),
+            pytest.raises(TypeError, match=f"argument '{name}'"),
+        ):
+            sdpa(**call)
+
+
 def test_one_warning_for_one_reason() -> None:
     q, before = drawn(1, 2, 20, 32, dtype=torch.float32), fallback_count()
     with warnings.catch_warnings(record=True) as caught:

@@ -268,6 +268,51 @@ class TestLengthsThatAreTensors:
         assert torch.equal(o, varlen(q, self.STARTS))
 
 
+class TestVersions:
+    """A kernel's write counts as a change of the tensor, as PyTorch's own writes do."""
+
+    def test_a_gradient_from_an_overwritten_output_is_refused(self) -> None:
+        q, k, v = qkv()
+        weight = torch.ones((), dtype=torch.float16, requires_grad=True)
+        out = torch.zeros_like(q)
+        product = weight * out  # saves out
+        attention(q, k, v, out=out, **CALL)
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            product.sum().backward()
+
+    @pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+    def test_every_given_output(self, mode: Any) -> None:
+        q, k, v = qkv()
+        outs = [torch.zeros_like(q) for _ in range(2)]
+        with mode():
+            attention(q, k, v, out=outs[0], **CALL)
+            flashsmith.forward(CFG, q, k, v, outs[1], causal=True)
+        assert [it._version for it in (*outs, q, k, v)] == [1, 1, 0, 0, 0]
+
+    @pytest.mark.parametrize("appends", [False, True])
+    def test_caches(self, appends: bool) -> None:
+        q, k, v = qkv(rows=1)
+        caches = [torch.zeros(1, 128, 2, 64, dtype=torch.float16) for _ in range(2)]
+        lens, out = torch.tensor([5], dtype=torch.int32), torch.zeros_like(q)
+        new = {"k": k, "v": v} if appends else {}
+        flashsmith.attention_with_cache(q, *caches, cache_lens=lens, out=out, config=DECODE, **new)
+        assert [it._version for it in caches] == [int(appends)] * 2
+        assert (out._version, lens._version, k._version) == (1, 0, 0)
+
+    def test_slots(self) -> None:
+        k, v = drawn(3, 2, 64), drawn(3, 2, 64, seed=1)
+        caches = [torch.zeros(4, 16, 2, 64, dtype=torch.float16) for _ in range(2)]
+        flashsmith.write_slots(k, v, *caches, torch.tensor([3, 9, 40]))
+        assert [it._version for it in (*caches, k, v)] == [1, 1, 0, 0]
+
+    def test_an_output_made_inside_inference_mode(self) -> None:
+        """It has no version."""
+        q, k, v = qkv()
+        with torch.inference_mode():
+            out = torch.zeros_like(q)
+        assert torch.equal(attention(q, k, v, out=out, **CALL), attention(q, k, v, **CALL))
+
+
 class TestTorchScript:
     @pytest.mark.parametrize(
         "name",

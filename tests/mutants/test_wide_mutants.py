@@ -225,7 +225,7 @@ MISTAKES = {
         SourcePatch("the second group is stored over the first", _MERGE,
                     "const int column = first + 128 * c", "const int column = 128 * c"),
         SourcePatch("groups do not wait for each other", _MERGE,
-                    "if (!alone) __syncthreads();  // the preceding", "// the preceding"),
+                    "if (!alone) __syncthreads();\n            merge_columns", "merge_columns"),
     ),
     "cluster over a cache": (
         SourcePatch("pushes before the cluster has begun", _COLUMNS,

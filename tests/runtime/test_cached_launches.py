@@ -94,6 +94,9 @@ def test_a_call_like_one_before_launches_the_same_elsewhere(
     assert without_addresses(launches[0]) == without_addresses(launches[1])
     if "out" in second:
         assert second["out"] is (outputs[0] if isinstance(outputs, tuple) else outputs)
+    for call in (first, second):
+        versions = {name: it._version for name, it in call.items() if torch.is_tensor(it)}
+        assert all((version > 0) == (name == "out") for name, version in versions.items())
 
 
 def test_different_calls_have_different_signatures(gpu: PretendedGpu) -> None:

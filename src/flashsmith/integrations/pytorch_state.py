@@ -109,6 +109,8 @@ def under_autocast(*tensors: Any) -> tuple[Any, ...]:
 
     Arguments that are not tensors, and tensors on another device type, are returned unchanged.
     """
+    if not isinstance(tensors[0], torch.Tensor):
+        return tensors
     device = tensors[0].device.type
     dtype = _autocast_dtype(device)
     if dtype is None:

@@ -160,7 +160,7 @@ def _why_not(call: _SdpaCall, emulate: bool | None) -> Reason | None:
     if emulate is not None:
         check_emulate(emulate)
     tracing = is_tracing()
-    if (reason := why_not_now(tracing)) is not None:
+    if (reason := why_not_now(tracing) or _why_not_types(call)) is not None:
         return reason
     problem = SdpaProblem(
         tensor_facts(call.query, tracing),
@@ -180,6 +180,21 @@ def _why_not(call: _SdpaCall, emulate: bool | None) -> Reason | None:
     with_gradients = needs_gradients(call.query, call.key, call.value)
     width = call.query.shape[-1]
     return why_not_on(call.query.device, emulate, width, with_gradients=with_gradients)
+
+
+def _why_not_types(call: _SdpaCall) -> Reason | None:
+    """Returns which argument has a type that PyTorch refuses, so that its error is raised."""
+    query, key, value, mask = call[:4]
+    tensors = (("query", query), ("key", key), ("value", value), ("attn_mask", mask))
+    for name, it in tensors:
+        if not isinstance(it, torch.Tensor) and (name != "attn_mask" or it is not None):
+            return Reason(name, f"no tensor, but {type(it).__name__}")
+    for name, flag in (("is_causal", call.is_causal), ("enable_gqa", call.enable_gqa)):
+        if not isinstance(flag, (bool, torch.SymBool)):
+            return Reason(name, f"{flag!r}; must be True or False")
+    if call.scale is not None and not hasattr(call.scale, "__float__"):
+        return Reason("scale", f"no number, but {type(call.scale).__name__}")
+    return None
 
 
 def _check_fallback(reason: Reason, bits: str | None, *, strict: bool) -> None:

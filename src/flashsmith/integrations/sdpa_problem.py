@@ -75,7 +75,7 @@ def why_not_mask(mask: TensorFacts, problem: SdpaProblem, *, needs_grad: bool) -
     ``needs_grad`` says whether autograd would need the mask's gradient.
     """
     if problem.is_causal:
-        return Reason("is_causal", "True with a mask tensor, which PyTorch refuses")
+        return Reason("is_causal", "True with a mask tensor; the kernels apply one of them")
     if mask.kind not in ("Tensor", "Parameter"):
         return Reason("attn_mask", f"a {mask.kind}; the kernels take plain dense tensors")
     if mask.dtype not in MASK_DTYPES:

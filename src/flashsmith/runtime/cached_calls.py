@@ -89,6 +89,9 @@ class CachedCall:
             if 0 not in view.shape
         ]
         self._overlaps = _overlaps_of(placed, prepared.outputs)
+        written = [place for place, name in enumerate(given) if name in prepared.outputs]
+        self._count_writes = framework.count_writes
+        self._written = _several(written) if written else None
         self._known: set[tuple[int, ...]] = set()
         new = [name for name in prepared.outputs if name not in given]
         self._new_layouts: list[_Layout] = [
@@ -193,6 +196,8 @@ class CachedCall:
             tensor = allocate()
             given += (tensor,)
             at += (tensor.data_ptr(),)
+        if self._written is not None:
+            self._count_writes(self._written(given))
         self._launch_at(at)
         return self._returned(given + self._absent)
 

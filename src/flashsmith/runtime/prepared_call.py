@@ -57,7 +57,7 @@ class PreparedCall(NamedTuple):
     """A checked call to any operation on fixed tensors, which can run any number of times.
 
     ``kernel`` is None if there is nothing to compute; ``launch`` is None if the emulator runs the
-    call.
+    call. ``written`` are those of the caller's tensors that the call writes.
     """
 
     call: OperationCall
@@ -66,6 +66,7 @@ class PreparedCall(NamedTuple):
     kernel: LoadedKernel | None
     launch: PreparedLaunch | None
     timed: bool
+    written: tuple[Any, ...] = ()
 
     def is_by(self, cfg: KernelConfig, semantics: Semantics) -> bool:
         """Whether the call runs on a GPU, with exactly this kernel and not a substitute."""
@@ -79,6 +80,8 @@ class PreparedCall(NamedTuple):
         if self.kernel is None:
             return OperationResult(self.outputs, 0.0 if self.timed else None, None)
         first = next(iter(self.views.values()))
+        if self.written:
+            first.framework.note_writes(self.written)
         if self.launch is not None:
             return OperationResult(self.outputs, run_on_gpu(self.launch, self.call, first), None)
         # This import is here because it loads ptxlab.
@@ -116,6 +119,7 @@ def prepare(
     problem, operation = request.problem, request.problem.computed
     views, first = dict(request.views), request.first
     outputs: dict[str, Any] = {}
+    written: list[Any] = []
     framework = first.framework
     for tensor in operation.outputs:
         name = tensor.name
@@ -136,6 +140,7 @@ def prepare(
                 )
         elif name in views and tensor.is_written(views):
             outputs[name] = views[name].source
+            written.append(outputs[name])
 
     strides = {name: view.strides for name, view in views.items()}
     call = OperationCall(
@@ -156,7 +161,7 @@ def prepare(
             framework=first.framework,
             poisoned=poisoned,
         )
-    return PreparedCall(call, views, outputs, kernel, launch, timed and on_gpu)
+    return PreparedCall(call, views, outputs, kernel, launch, timed and on_gpu, (*written,))
 
 
 def unplaced_call(

@@ -14,9 +14,10 @@ namespace flashsmith {
 // With lazy rescaling the largest probability is no longer exactly 1 but rounded to 16 bits. If
 // this key dominates the row, that rounding is most of the row's error. With only a bound on growth
 // (2^8 keeps P far below fp16's 65,504), 3 of 1,000 small problems have more than twice the error
-// of a textbook kernel. With a bound on the weight too, there are no more such problems than with
-// eager rescaling. Summing rounded probabilities instead of bounding the weight would leave a fifth
-// of these problems. The constant added to 1 is slack for a maximum that has not grown.
+// of a textbook kernel. With a bound on the weight too, such problems are about as rare as with
+// eager rescaling. If the rounded probabilities were summed instead of bounding the weight, a fifth
+// of those 3 in 1,000 would remain. The constant added to 1 is slack for a maximum that has not
+// grown.
 constexpr float kMaxGrowth = 8.0f;
 constexpr float kMaxShare = 0.25f;
 FS_DEVICE float room_to_grow(float sum) {

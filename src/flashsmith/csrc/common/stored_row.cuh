@@ -29,8 +29,8 @@ struct CodeFormat {
     static constexpr float kSubnormalUnits = kIsE4M3 ? 0x1p14f : 0x1p7f;
 };
 
-// The code of a number, for GPUs before sm_89, which have no instruction for it: rounds to nearest
-// even, and saturates to the largest finite code.
+// Converts a number to the bits of an 8-bit float, its code, without the instruction that does this
+// from sm_89 on. Rounds to nearest even, and saturates to the largest finite code.
 template <CacheFormat kFormat>
 FS_DEVICE uint32_t computed_code(float x) {
     using Format = CodeFormat<kFormat>;

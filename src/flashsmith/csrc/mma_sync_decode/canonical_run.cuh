@@ -34,7 +34,8 @@ struct CanonicalRun : RunCopies<Kernel, kPaged> {
     static constexpr int kOwnKeys = Kernel::shares_stages ? 16 : Kernel::warp_keys;
     static constexpr int kScoringWarps = Kernel::B_c / kOwnKeys;
     static constexpr int kKeyGroups = kOwnKeys / 16;
-    // Groups of 16 keys that are together in shared memory.
+    // The number of groups of 16 keys in one stage of a ring. A stage holds B_c keys if the warps
+    // share the stages, and otherwise one warp's keys.
     static constexpr int kCopiedGroups = Kernel::shares_stages ? Kernel::B_c / 16 : kKeyGroups;
     using Scores = float[kMTiles][kOwnKeys / 8][4];
     using Sums = float[kMTiles][2 * kOwnGroups][4];

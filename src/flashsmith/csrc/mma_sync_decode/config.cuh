@@ -211,8 +211,9 @@ struct DecodeStrides {
 
 // Everything the kernels of one call need, passed by value as their only parameter.
 struct DecodeKernelArgs {
-    // Parameters that a CTA reads between the preceding launch and its first copy come first. The
-    // CTA stalls on each line, so they are packed into three, which begin at 0, 48 and 112.
+    // The parameters that a CTA needs for its first copy are at the front of the struct: once the
+    // preceding launch has ended, reading them delays that copy. The CTA stalls on each cache line,
+    // so they are packed into three lines, which begin at the offsets 0, 48 and 112.
     const int32_t* cache_lens;  // number of keys before the call appends
     const void* new_k;          // keys to append; null: nothing is appended
     void *k_cache, *v_cache;

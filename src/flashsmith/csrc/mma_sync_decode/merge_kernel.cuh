@@ -86,7 +86,9 @@ struct RowMerge {
         merge_columns(0, own, begin, end, alone, warms_up);
 #pragma unroll 1
         for (int first = kGroupColumns; first < Kernel::d_v; first += kGroupColumns) {
-            if (!alone) __syncthreads();  // the preceding group's states have been read
+            // Warp 0 has read the states of the preceding group of columns in shared memory, which
+            // this group overwrites.
+            if (!alone) __syncthreads();
             merge_columns(first, Leaves(*this, begin, first), begin, end, alone, warms_up);
         }
     }
@@ -370,7 +372,8 @@ FS_DEVICE void merge_one_row(const DecodeKernelArgs& args) {
 #pragma unroll 1
     for (int pass = args.warms_up != 0 ? 0 : 1; pass < 2; ++pass) {
         merge.run(false, pass == 1, pass == 0);
-        __syncthreads();  // a warm-up's states have been read
+        // Warp 0 has read the warm-up's states in shared memory, which the next pass overwrites.
+        __syncthreads();
     }
     // A launch that waits for this one also waits for earlier launches.
     if (merge.arrive()) wait_for_decode(args);

@@ -1,5 +1,6 @@
-// The kernel that reads the cache. A CTA computes the state of one tile of rows over a run of parts
-// of its sequence's keys, and then takes the next run.
+// The kernel that reads the cache. A CTA works on one run at a time. A run is a tile of rows
+// together with consecutive parts of the keys of the tile's sequence. The CTA computes the tile's
+// state over these keys, and then takes its next run.
 #pragma once
 
 #include "mma_sync_decode/canonical_run.cuh"

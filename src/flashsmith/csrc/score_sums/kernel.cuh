@@ -77,7 +77,7 @@ struct ScoreSumsBlock {
         const Tile first = first_tile();
         Tile loaded{-1, -1, -1, -1};
         for (Tile at = first; exists(at); advance(at, first)) visit(at, loaded);
-        __syncthreads();  // the tiles have been read
+        __syncthreads();  // all warps have read the tiles
         store(first);
     }
 
@@ -213,7 +213,7 @@ struct ScoreSumsBlock {
         const bool is_head = at.batch == loaded.batch && at.head == loaded.head;
         const bool needs_rows = !is_head || at.q != loaded.q;
         const bool needs_keys = !is_head || at.k != loaded.k;
-        __syncthreads();  // the tiles have been read
+        __syncthreads();  // all warps have read the previous tiles
         if (needs_rows) {
             copy(Kernel::Q_offset, args.q,
                  at.batch * args.q_batch_stride + at.head * args.q_head_stride, q, row,

@@ -118,9 +118,9 @@ constexpr bool keeps_short_tiles_back(const WgmmaForwardKernelConfig& config,
            config.cluster_size == 1 && config.tile_order == TileOrder::by_head;
 }
 
-// Whether sequences may end anywhere in the keys' tensor maps. This applies to packed sequences and
-// to sequences of which only some keys count. If the latter are dense, they are mapped as rows of
-// one long sequence: see rows_of_batches().
+// Whether sequences may end anywhere in the keys' tensor maps. This applies to packed sequences,
+// and to calls that may read only some of a sequence's keys (`k_begin`, `seqused_k`). The keys of
+// such a call, if they are dense, are mapped as one long sequence: see rows_of_batches().
 constexpr bool packs_keys(const Semantics& semantics) {
     return semantics.packed || semantics.partial;
 }

@@ -510,7 +510,7 @@ struct Consumer {
     // Does the part of the softmax that depends only on the scores and not on O. It overlaps the
     // last PV GEMM.
     FS_DEVICE void finalize_rows() {
-        read_tile_info();  // read again here, to keep no registers for it during the loop
+        read_tile_info();  // a second time, so that it needs no registers during the loop
         if (kFreesQ || is_part()) {
             __syncwarp();  // after this, no lane reads the tile's info any more
             if (lane == 0) mbarrier_arrive(Q_barriers().empty(slot()));

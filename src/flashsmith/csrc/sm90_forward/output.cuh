@@ -156,8 +156,8 @@ struct OutputStore {
     // Two 16x8 accumulator tiles are four 8x8 matrices: lanes 0-15 address the left tile's rows,
     // lanes 16-31 the right tile's.
     FS_DEVICE void write_rows(const typename Kernel::O_t& O, uint32_t tile) const {
-        // The lane is read again. Otherwise the addresses below would be computed once and occupy
-        // registers that the main loop needs.
+        // Reads the lane's index again. From an index that was read earlier, the addresses below
+        // would be computed early, too, and occupy registers that the main loop needs.
         const int lane = lane_index();
 #pragma unroll
         for (int n = 0; n < kWrittenTiles; n += 2) {

@@ -34,7 +34,8 @@ int64_t rows_of_batches(const char* name, const Strides& strides, const ForwardP
     return strides.batch / strides.seq;
 }
 
-// Describes a tensor of keys of which only some count, with all batches one after another.
+// Describes k or v as one sequence: the rows of all batches, one batch after another. It is used if
+// a call may read only some of a sequence's keys (`k_begin`, `seqused_k`).
 CopiedTensor as_one_sequence(CopiedTensor tensor, const ForwardProblem& p) {
     const int64_t step = rows_of_batches(tensor.name, tensor.strides, p);
     if (p.seq_k <= 1) tensor.strides.seq = tensor.strides.batch;

@@ -153,6 +153,10 @@ class Framework(ABC):
         Raises LaunchError, or the framework's own error, when there is not enough memory.
         """
 
+    def note_writes(self, tensors: Sequence[Any]) -> None:
+        """Tells the framework that a kernel has changed the contents of the caller's tensors."""
+        return None
+
     def is_deterministic(self) -> bool:
         """Whether the user has set the framework to require deterministic results."""
         return False
@@ -195,6 +199,8 @@ class RepeatableFramework(Framework):
     grad_enabled: Callable[[], bool]
     # Returns whether the framework's settings may require that new memory is filled.
     fills: Callable[[], bool]
+    # A function equivalent to ``note_writes``, possibly faster.
+    count_writes: Callable[[Sequence[Any]], Any]
 
     @abstractmethod
     def layout_check(self, tensors: tuple[Any, ...]) -> Callable[..., bool]:

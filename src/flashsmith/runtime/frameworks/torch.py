@@ -49,6 +49,10 @@ class TorchTensors(RepeatableFramework):
         self.fills = getattr(
             torch._C, "_get_deterministic_algorithms", torch.are_deterministic_algorithms_enabled
         )
+        # PyTorch's public function is a wrapper of this one, too.
+        self.count_writes = getattr(
+            torch._C, "_increment_version", torch.autograd.graph.increment_version
+        )
         self._devices: dict[Any, Device] = {}
         self._gpu = cache(partial(torch.device, "cuda"))
         # Getting the raw handle takes a tenth of the time of making a Stream object.
@@ -136,6 +140,9 @@ class TorchTensors(RepeatableFramework):
 
     def dense_copy(self, tensor: Any) -> Any:
         return tensor.clone(memory_format=self._torch.contiguous_format)
+
+    def note_writes(self, tensors: Sequence[Any]) -> None:
+        self.count_writes(tensors)
 
     def workspace(self, nbytes: int, device: Device, stream: int) -> Workspace:
         if device == HOST:
