@@ -125,6 +125,20 @@ def test_the_problem_of_a_call_over_a_cache(monkeypatch: pytest.MonkeyPatch, wor
     assert kind == (wanted.semantics, wanted.operation, wanted.page, wanted.window_keys)
 
 
+def test_the_problem_of_a_call_over_a_latent_cache(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(problem: Any, device: Any) -> Any:
+        raise Asked(problem)
+
+    decode = importlib.import_module("flashsmith.chooser.decode")
+    monkeypatch.setitem(decode.CHOOSERS, "invariant", refuse)
+    q, k = np.zeros((2, 1, HEADS, 320), np.float16), np.zeros((2, SEQ, 1, 320), np.float16)
+    given = {"v_width": 256, "scale": 0.1, "score_mod": scores.alibi(SLOPES)}
+    with pytest.raises(Asked) as caught:
+        decode.attention_with_cache(q, k, cache_lens=np.full(2, SEQ, np.int32), **given)
+    text = f"b2 s1:{SEQ} h{HEADS}:1 d320:256 fp16 latent_decode causal score=alibi"
+    assert parse_with_functions(text).problem == caught.value.args[0]
+
+
 def test_a_built_call_builds_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     """After flashsmith build, the call and its gradients need no compiler."""
     torch = pytest.importorskip("torch", reason="needs PyTorch: it is not installed")

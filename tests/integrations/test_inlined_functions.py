@@ -251,6 +251,56 @@ def test_what_else_compiled_code_makes(make: Any) -> None:
     assert program_of(ops.calls[0]) == eager_program(lambda s, b, h, q, k: s * SLOPES[h])
 
 
+class Slotted:
+    __slots__ = ("factor",)
+
+    def __init__(self, factor: Any) -> None:
+        self.factor = factor
+
+    def __call__(self, s: Any, b: Any, h: Any, q: Any, k: Any) -> Any:
+        return s * self.factor[h]
+
+    def method(self, s: Any, b: Any, h: Any, q: Any, k: Any) -> Any:
+        return s * self.factor[h]
+
+    @classmethod
+    def of_class(cls, s: Any, b: Any, h: Any, q: Any, k: Any) -> Any:
+        return s * SLOPES[h]
+
+
+class Layer(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.factor = torch.nn.Parameter(SLOPES.clone())
+
+    def forward(self, s: Any, b: Any, h: Any, q: Any, k: Any) -> Any:
+        return s * self.factor[h]
+
+
+def _of(function: Any) -> Any:
+    return scores.ScoreValue(lambda inner, *given: inner(*given), function)
+
+
+KINDS = {
+    "object": Scaled(SLOPES),
+    "slots": Slotted(SLOPES),
+    "method": Slotted(SLOPES).method,
+    "classmethod": Slotted.of_class,
+    "module": Layer(),
+    "object in a value": _of(Scaled(SLOPES)),
+    "method in a value": _of(Slotted(SLOPES).method),
+    "module in a value": _of(Layer()),
+    "partial": functools.partial(_scaled, factor=SLOPES),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_kinds_of_functions_from_outside(kind: str) -> None:
+    ops = Ops()
+    ops.compiled(lambda: {"score_mod": KINDS[kind]})(*draw())
+    assert program_of(ops.calls[0]) == eager_program(lambda s, b, h, q, k: s * SLOPES[h])
+
+
 @pytest.mark.parametrize("kind", ["input", "branch"])
 def test_an_object_from_outside(kind: str) -> None:
     """A new attribute of an object is seen, also by versions of the compiler that inline it."""

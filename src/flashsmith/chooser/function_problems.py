@@ -25,6 +25,7 @@ from flashsmith.families import Problem
 from flashsmith.operations.backward import BACKWARD
 from flashsmith.operations.decode import DECODE
 from flashsmith.operations.forward import FORWARD
+from flashsmith.operations.latent_decode import LATENT_DECODE
 from flashsmith.printable import quoted
 from flashsmith.runtime.arguments import program_for
 from flashsmith.semantics.signature import NO_WINDOW, check_mask
@@ -108,8 +109,8 @@ def with_functions(problem: Problem, functions: CallFunctions, sizes: Sizes) -> 
 
     Raises ArgumentError if the operation takes no functions, and the errors of tracing.
     """
-    over_cache = problem.operation == DECODE.name
-    if problem.operation not in (FORWARD.name, BACKWARD.name, DECODE.name):
+    over_cache = problem.operation in (DECODE.name, LATENT_DECODE.name)
+    if not over_cache and problem.operation not in (FORWARD.name, BACKWARD.name):
         raise ArgumentError(
             f"score, mask: given for {problem.operation}; only attention(), its gradients and "
             "attention_with_cache() take functions: leave them out"

@@ -279,9 +279,12 @@ _PASSES_OBJECTS = torch.torch_version.TorchVersion(torch.__version__) >= (2, 13)
 def _is_for_compiler(root: Any) -> bool:
     """Whether only the compiler can trace a function: the code that is being compiled defines the
     function, so the compiler has no closure of it, and cannot pass it to Python. The compiler
-    cannot pass a partial that has tensors as keywords either, nor, in older versions, an object."""
+    cannot pass a partial that has tensors as keywords either, an object or method within a tuple,
+    an object without a dict, nor, in older versions, any object or method."""
     if type(root) is tuple:
-        return any(_is_for_compiler(it) for it in root)
+        return any(
+            _is_for_compiler(it) or _is_object(it) or isinstance(it, MethodType) for it in root
+        )
     if isinstance(root, partial):
         return any(isinstance(it, torch.Tensor) for it in root.keywords.values())
     if isinstance(root, FunctionType):
@@ -291,7 +294,9 @@ def _is_for_compiler(root: Any) -> bool:
             return root.__closure__ is not None and root.__kwdefaults__ is not None
         except AttributeError:
             return True
-    return not _PASSES_OBJECTS and _is_object(root)
+    if not _PASSES_OBJECTS:
+        return callable(root) and not isinstance(root, type)
+    return _is_object(root) and not hasattr(root, "__dict__")
 
 
 def _is_object(root: Any) -> bool:
