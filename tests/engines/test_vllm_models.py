@@ -74,9 +74,9 @@ TAKEN = [
     Kind("Whisper large, cross", 20, 20, 64, attn_type=AttentionType.ENCODER_DECODER),
 ]
 REFUSED = [
-    (Kind("Gemma 3 27B with images", 32, 16, 128, prefix=True), "bidirectional|multimodal"),
+    (Kind("Gemma 3 27B with images", 32, 16, 128, prefix=True), "multimodal token full attention"),
     (Kind("d 100", 32, 32, 100), "head_size not supported"),
-    (Kind("Phi 3 mini fp8", 32, 32, 72, cache="fp8"), "multiple of 16"),
+    (Kind("d 72 in 8 bits", 32, 32, 72, cache="fp8"), "multiple of 16"),
 ]
 
 
@@ -130,4 +130,4 @@ def test_a_taken_layer_has_a_kernel_for_each_step(kind: Kind, gpu: str) -> None:
 @pytest.mark.parametrize(("kind", "reason"), REFUSED, ids=lambda it: getattr(it, "name", ""))
 def test_another_layer_is_refused_with_a_reason(kind: Kind, reason: str) -> None:
     found = reasons(kind, device_spec("H100"))
-    assert [it for it in found if any(word in it for word in reason.split("|"))], found
+    assert [it for it in found if reason in it], found

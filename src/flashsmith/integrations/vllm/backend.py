@@ -179,11 +179,12 @@ class FlashsmithMetadataBuilder(AttentionMetadataBuilder["StepMetadata"]):
 
     def _chunk(self, kv_cache_spec: Any) -> int:
         """Returns the size of the chunks within which tokens attend to each other, as in Llama 4;
-        0 without chunks. With chunks, the engine gives the step of a subclass of this builder, and
-        makes a request of each chunk. A spec that several layers share may name a chunk although
-        only some of them have chunks."""
-        is_subclass = type(self).build is not FlashsmithMetadataBuilder.build
-        return getattr(kv_cache_spec, "attention_chunk_size", None) or 0 if is_subclass else 0
+        0 without chunks. Layers with chunks have a subclass of this builder, which the engine makes
+        and which turns each chunk into a request. The spec alone does not tell, because layers with
+        and without chunks may share one."""
+        if type(self).build is FlashsmithMetadataBuilder.build:
+            return 0
+        return int(getattr(kv_cache_spec, "attention_chunk_size", None) or 0)
 
     def build(
         self,

@@ -40,8 +40,9 @@ Window = tuple[int | None, int | None]
 def unserved_over_ranks(has_window: bool, attn_type: str) -> str:
     """Returns why a layer cannot be served over a cache that is distributed over ranks, or ''."""
     # A rank holds a different number of a window's keys for each query, even within one request.
-    subject = "a window" if has_window else "cross attention" if attn_type == CROSS else ""
-    return f"{subject} over a cache that is distributed over ranks is not served" if subject else ""
+    subjects = {"a window": has_window, "cross attention": attn_type == CROSS}
+    found = " and ".join(name for name, is_true in subjects.items() if is_true)
+    return f"{found} over a cache that is distributed over ranks is not served" if found else ""
 
 
 class FlashsmithImpl(AttentionImpl[StepMetadata]):
