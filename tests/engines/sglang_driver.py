@@ -75,6 +75,10 @@ class Request:
     freed: int = 0
 
 
+# The requests of a step, with the positions of its tokens.
+Parts = list[tuple[Request, range]]
+
+
 @contextmanager
 def server(
     *,
@@ -173,7 +177,7 @@ class Engine:
         )
 
     def _modules(self) -> Any:
-        return torch.nn.ModuleList(map(_module, self.layers, range(len(self.layers))))
+        return torch.nn.ModuleList(map(module_of, self.layers, range(len(self.layers))))
 
     def _allocator(self, slots: int, window_pool: int) -> Any:
         end = (self.cache, DEVICE, self.pool, False)
@@ -326,6 +330,11 @@ class Engine:
         ]
         batch = self._batch(parts, decodes)
         padding = self._prepare(batch, decodes)
+        self._run(self.backend, batch, parts, padding)
+
+    def _run(self, backend: Any, batch: Any, parts: Parts, padding: int) -> None:
+        """Calls ``backend`` for each layer, and checks the outputs."""
+        sizes = [len(at) for _, at in parts]
         for number, layer in enumerate(self.layers):
             q, k, v = (
                 torch.cat(
@@ -335,15 +344,13 @@ class Engine:
                 for which, heads in enumerate((layer.heads, layer.kv_heads, layer.kv_heads))
             )
             options = {} if self.sinks[number] is None else {"sinks": self.sinks[number]}
-            output = self.backend.forward(
-                q.flatten(1), k, v, self.modules[number], batch, **options
-            )
+            output = backend.forward(q.flatten(1), k, v, self.modules[number], batch, **options)
             assert output.shape == (len(q), layer.heads * layer.d)
-            rows = output.view(q.shape).split([*counts, padding])
+            rows = output.view(q.shape).split([*sizes, padding])
             for part, row in zip(parts, rows[:-1], strict=True):
                 self._check(number, *part, row)
 
-    def _batch(self, parts: list[tuple[Request, range]], decodes: bool) -> Any:
+    def _batch(self, parts: Parts, decodes: bool) -> Any:
         lens = torch.tensor([at.stop for _, at in parts])
         counts = [len(at) for _, at in parts]
         extends: dict[str, Any] = {}
@@ -448,7 +455,7 @@ class Engine:
             self.checked.outputs[number, request.name, position] = row
 
 
-def _module(layer: Layer, number: int) -> RadixAttention:
+def module_of(layer: Layer, number: int) -> RadixAttention:
     return RadixAttention(
         layer.heads,
         layer.d,
@@ -464,7 +471,8 @@ def _module(layer: Layer, number: int) -> RadixAttention:
 
 def _fill_with_nan(pool: Any) -> None:
     """Slots that nothing was written to are NaN, except the unused page that padding reads."""
-    for each in (pool.full_kv_pool, pool.swa_kv_pool) if isinstance(pool, SWAKVPool) else (pool,):
+    parts = [getattr(pool, name, None) for name in ("full_kv_pool", "swa_kv_pool")]
+    for each in [part for part in parts if part is not None] or [pool]:
         latent = isinstance(each, MLATokenToKVPool)
         for buffer in each.kv_buffer if latent else (*each.k_buffer, *each.v_buffer):
             is_paged = not latent and each.kv_cache_layout == "hnd"

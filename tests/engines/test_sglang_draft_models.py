@@ -49,7 +49,8 @@ class Drafter(Engine):
     """A draft model between the target's verifications, as the engine's worker runs it."""
 
     def __init__(self, layers: tuple[Layer, ...], **options: Any) -> None:
-        super().__init__(layers, changes=DRAFT_MODEL, **options)
+        changes = DRAFT_MODEL | options.pop("changes", {})
+        super().__init__(layers, changes=changes, **options)
         factory = factory_of(self.runner)
         self.steps = factory.create_decode_backend()
         self.backend = factory.create_draft_extend_backend()
@@ -91,7 +92,8 @@ class Drafter(Engine):
         for step, backend in enumerate(self.steps.attn_backends):
             batch.out_cache_loc = places[step]
             parts = [(it, range(it.computed + step, it.computed + step + 1)) for it in requests]
-            self._run(backend, batch, parts, batch.batch_size)
+            self._run(backend, batch, parts, batch.batch_size - len(parts))
+            self.checked.steps += 1
 
     def _extend(self, requests: list[Request]) -> None:
         """The draft model gets the keys of all verified tokens, with the target's hidden states."""
@@ -101,7 +103,8 @@ class Drafter(Engine):
         counts = [DRAFTS] * len(requests)
         batch.extend_seq_lens_cpu, batch.extend_seq_lens = counts, torch.tensor(counts).int()
         self.backend.init_forward_metadata(batch)
-        self._run(self.backend, batch, parts, sum(counts))
+        self._run(self.backend, batch, parts, 0)
+        self.checked.steps += 1
 
     def _round(self, requests: list[Request], mode: ForwardMode, more: int, slots: Any) -> Any:
         lens = torch.tensor([request.computed + more for request in requests])
@@ -129,23 +132,6 @@ class Drafter(Engine):
         batch.req_pool_indices = torch.cat([batch.req_pool_indices, torch.zeros(more).long()])
         batch.out_cache_loc = torch.cat([batch.out_cache_loc, torch.zeros(more * STEPS).long()])
         return batch
-
-    def _run(self, backend: Any, batch: Any, parts: list[Any], rows: int) -> None:
-        sizes = [len(at) for _, at in parts]
-        padding = rows - sum(sizes)
-        for number, layer in enumerate(self.layers):
-            q, k, v = (
-                torch.cat(
-                    [self._values(number, which, *part) for part in parts]
-                    + [torch.zeros(padding, heads, layer.d, dtype=self.dtype)]
-                )
-                for which, heads in enumerate((layer.heads, layer.kv_heads, layer.kv_heads))
-            )
-            output = backend.forward(q.flatten(1), k, v, self.modules[number], batch)
-            outputs = output.view(q.shape).split([*sizes, padding])
-            for part, row in zip(parts, outputs[:-1], strict=True):
-                self._check(number, *part, row)
-        self.checked.steps += 1
 
 
 @pytest.mark.parametrize("graphs", [False, True], ids=lambda it: "graphs" if it else "eager")

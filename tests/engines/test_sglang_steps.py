@@ -10,9 +10,10 @@ import pytest
 import torch
 from sglang.srt.environ import envs
 from sglang.srt.layers.radix_attention import AttentionType
+from sglang.srt.mem_cache.memory_pool import HybridLinearKVPool
 from sglang.srt.model_executor.forward_batch_info import ForwardMode
 from sglang.srt.runtime_context import get_parallel
-from sglang_driver import Checked, Engine, Layer, prompts, server
+from sglang_driver import DEVICE, Checked, Engine, Layer, module_of, prompts, server
 
 from flashsmith.runtime import libraries
 
@@ -29,6 +30,28 @@ def published() -> Iterator[None]:
 def generate(*layers: Layer, count: int = 4, shared: int = 24, **sizes: Any) -> Checked:
     engine = Engine(layers, **sizes)
     return engine.run(prompts(3, count, shared, 30), 4, together=3)
+
+
+class HybridEngine(Engine):
+    """A model, such as Qwen 3 Next, in which only layers 3 and 7 have attention and keys."""
+
+    numbers = 3, 7
+
+    def _pool(self, slots: int, window_pool: int) -> Any:
+        layer = self.layers[0]
+        sizes = slots, self.cache, self.page, layer.kv_heads, layer.d, [*self.numbers]
+        return HybridLinearKVPool(*sizes, DEVICE, mamba_pool=SimpleNamespace())
+
+    def _modules(self) -> Any:
+        return torch.nn.ModuleList(map(module_of, self.layers, self.numbers))
+
+
+def test_layers_beside_linear_ones() -> None:
+    engine = HybridEngine((Layer(), Layer()), page=16, graphs=True)
+    checked = engine.run(prompts(3, 4, 20, 60), 4)
+    assert checked.mixed > 0
+    assert checked.graphs > 0
+    assert checked.largest_error < TOLERANCE
 
 
 @pytest.mark.parametrize(

@@ -83,6 +83,7 @@ def test_plugins_register_it_once() -> None:
         {"has_sink": True, "has_sliding_window": True},
         {"use_batch_invariant": True},
         {"attn_type": AttentionType.ENCODER_ONLY},
+        {"attn_type": AttentionType.ENCODER_DECODER},
         {"kv_cache_dtype": "bfloat16", "block_size": 256},
         {"kv_cache_dtype": "fp8"},
         {"kv_cache_dtype": "fp8_e5m2", "head_size": 80},
@@ -115,7 +116,6 @@ def test_what_is_served_is_taken(
         Unserved({"block_size": 8}, "block_size not supported"),
         Unserved({"use_mla": True}, "MLA not supported"),
         Unserved({"use_mm_prefix": True}, "partial multimodal token full attention not supported"),
-        Unserved({"attn_type": AttentionType.ENCODER_DECODER}, "attention type"),
         Unserved({}, "compute capability not supported", (7, 5)),
         Unserved({}, "compute capability not supported", (12, 0)),
     ],
@@ -135,8 +135,12 @@ if SAYS_RANKS:
             ({"head_size": 512}, ""),
             ({"kv_cache_dtype": "fp8"}, ""),
             ({"has_sliding_window": True}, "a window over a cache that is distributed"),
+            (
+                {"attn_type": AttentionType.ENCODER_DECODER},
+                "cross attention over a cache that is distributed",
+            ),
         ],
-        ids=["d", "dtype", "window"],
+        ids=["d", "dtype", "window", "cross"],
     )
     def test_what_ranks_together_serve(change: dict[str, Any], reason: str, cuda: Any) -> None:
         asked = DECODER._replace(use_dcp=True, **change)
@@ -152,6 +156,7 @@ if SAYS_RANKS:
     [
         (AttentionType.ENCODER_ONLY, 1, "kernel of a step's own keys fits; choose another backend"),
         (AttentionType.DECODER, 2, "keys fits; set decode_context_parallel_size to 1"),
+        (AttentionType.ENCODER_DECODER, 2, "cross attention over .*; set decode_context_parallel"),
     ],
 )
 def test_a_layer_refuses_a_d_that_its_gpu_has_no_kernel_for(
@@ -211,7 +216,7 @@ def test_a_taken_name_is_left_alone(caplog: pytest.LogCaptureFixture) -> None:
         plugin.register()
 
 
-@pytest.mark.parametrize("change", [{"alibi_slopes": [0.5] * 8}, {"attn_type": "encoder_decoder"}])
+@pytest.mark.parametrize("change", [{"alibi_slopes": [0.5] * 8}, {"attn_type": "unknown"}])
 def test_a_layer_refuses_what_no_answer_covers(change: dict[str, Any]) -> None:
     with pytest.raises(NotImplementedError, match="flashsmith: "):
         FlashsmithBackend.get_impl_cls()(8, 64, 0.125, 2, **change)

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 import vllm.envs
+from vllm.utils import torch_utils
 from vllm.v1.attention.backend import CommonAttentionMetadata
 from vllm.v1.kv_cache_interface import EncoderOnlyAttentionSpec
 from vllm_driver import LAYER, VOCABULARY, Checked, Engine, Layer, config_of, prompts
@@ -54,6 +55,23 @@ def test_mixed_batches_and_prefix_hits(layer: Layer, tmp_path: Path) -> None:
     assert checked.mixed > 2
     assert checked.prefix_hits > 2
     assert checked.largest_error < TOLERANCE
+
+
+def test_attention_in_chunks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The engine makes a request of each chunk, so that there are more than the scheduler has, and
+    frees the blocks of earlier chunks."""
+    # No memory is pinned without a GPU.
+    monkeypatch.setattr(torch_utils, "PIN_MEMORY", False, raising=False)
+    engine = Engine(config_of(tmp_path, tokens=64, requests=4), Layer(chunk=32), 32)
+    built: list[Any] = []
+    monkeypatch.setattr(type(libraries.loaded_kernels), "_build", lambda _, key: built.append(key))
+    for number, prompt in enumerate(prompts(3, 7, 20, 90)):
+        engine.add(f"request {number}", prompt, 6)
+    checked = engine.run()
+    assert checked.mixed > 0
+    assert checked.prefix_hits > 0
+    assert checked.largest_error < TOLERANCE
+    assert built == []
 
 
 @pytest.mark.parametrize("cache", ["fp8", "fp8_e5m2"])

@@ -26,12 +26,20 @@ from vllm.config import (
     VllmConfig,
     set_current_vllm_config,
 )
+from vllm.model_executor.layers.attention.chunked_local_attention import (
+    create_chunked_local_attention_backend,
+)
 from vllm.sampling_params import SamplingParams
 from vllm.utils.hashing import sha256
 from vllm.v1.attention.backend import CommonAttentionMetadata
 from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
 from vllm.v1.core.sched.scheduler import Scheduler
-from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec
+from vllm.v1.kv_cache_interface import (
+    ChunkedLocalAttentionSpec,
+    FullAttentionSpec,
+    KVCacheConfig,
+    KVCacheGroupSpec,
+)
 from vllm.v1.outputs import ModelRunnerOutput
 from vllm.v1.request import Request
 from vllm.v1.structured_output import StructuredOutputManager
@@ -54,6 +62,7 @@ class Layer:
     kv_heads: int = 2
     d: int = 64
     window: int | None = None
+    chunk: int | None = None  # of the keys that a query sees, as in Llama 4
     softcap: float | None = None
     sinks: bool = False
     dtype: Any = torch.bfloat16
@@ -127,12 +136,17 @@ class Engine:
         self.config, self.layer = config, layer
         block = config.cache_config.block_size
         config.cache_config.num_gpu_blocks = blocks
-        spec = FullAttentionSpec(
-            block_size=block,
-            num_kv_heads=layer.kv_heads,
-            head_size=layer.d,
-            dtype=layer.dtype,
-        )
+        sizes: dict[str, Any] = {
+            "block_size": block,
+            "num_kv_heads": layer.kv_heads,
+            "head_size": layer.d,
+            "dtype": layer.dtype,
+        }
+        if layer.chunk is None:
+            self.backend, spec = FlashsmithBackend, FullAttentionSpec(**sizes)
+        else:
+            self.backend = create_chunked_local_attention_backend(FlashsmithBackend, layer.chunk)
+            spec = ChunkedLocalAttentionSpec(**sizes, attention_chunk_size=layer.chunk)
         group = KVCacheGroupSpec([LAYER], spec)
         groups = KVCacheConfig(num_blocks=blocks, kv_cache_tensors=[], kv_cache_groups=[group])
         init_none_hash(sha256)
@@ -158,15 +172,15 @@ class Engine:
         self.tokens: dict[str, list[int]] = {}
         self.checked = Checked()
 
-    def _add_layer(self, spec: FullAttentionSpec, blocks: int) -> None:
+    def _add_layer(self, spec: Any, blocks: int) -> None:
         self.impl, self.builder, self.cache = self._layer_of_a_rank(spec, blocks, self.sinks)
 
-    def _layer_of_a_rank(self, spec: FullAttentionSpec, blocks: int, sinks: Any) -> Any:
+    def _layer_of_a_rank(self, spec: Any, blocks: int, sinks: Any) -> Any:
         """The layer, its metadata builder and its cache."""
         layer, config = self.layer, self.config
         more = {} if sinks is None else {"sinks": sinks}
         with set_current_vllm_config(config):
-            impl = FlashsmithBackend.get_impl_cls()(
+            impl = self.backend.get_impl_cls()(
                 *(layer.heads // self.ranks, layer.d, layer.d**-0.5, layer.kv_heads, None),
                 *(layer.window, layer.cache, layer.softcap),
                 **more,
@@ -175,7 +189,7 @@ class Engine:
         context = config.compilation_config.static_forward_context
         context.clear()
         context[LAYER] = SimpleNamespace(impl=impl)
-        builder = FlashsmithBackend.get_builder_cls()(spec, [LAYER], config, torch.device("cpu"))
+        builder = self.backend.get_builder_cls()(spec, [LAYER], config, torch.device("cpu"))
         return impl, builder, _cache(layer, blocks, spec.block_size)
 
     def add(self, name: str, prompt: list[int], new_tokens: int) -> None:
@@ -358,6 +372,9 @@ class Engine:
             scores = layer.softcap * torch.tanh(scores / layer.softcap)
         distance = torch.tensor(positions)[:, None] - torch.arange(positions.stop)
         hidden = (distance < 0) | (distance >= (layer.window or 1 << 30))
+        if layer.chunk:
+            chunks = torch.arange(positions.stop) // layer.chunk
+            hidden |= chunks[positions.start :, None] != chunks
         scores.masked_fill_(hidden, -torch.inf)
         if self.sinks is not None:
             sinks = self.sinks.double()[:, None, None].expand(-1, len(positions), 1)

@@ -47,15 +47,13 @@ class FlashsmithLatentBackend(FlashsmithBackend):
 
     def __init__(self, model_runner: Any, *, earlier: int = 0) -> None:
         if is_deterministic(model_runner):
+            # A row's keys are split into parts that depend on the last row of its tile, so a token
+            # has other bits in a chunk than in a decode step.
             _refuse("deterministic inference with latent attention (MLA)")
-        if not model_runner.spec_algorithm.is_none():
-            _refuse("speculative decoding with latent attention (MLA)")
         super().__init__(model_runner, earlier=earlier)
 
     def _attention_of(self, layer: RadixAttention) -> LatentAttention:
         runner, number = self.model_runner, layer.layer_id
-        if self.cache_format.is_8bit:
-            _refuse(f"kv_cache_dtype {runner.kv_cache_dtype} with latent attention (MLA)")
         if layer.logit_cap or layer.sliding_window_size > -1 or layer.is_cross_attention:
             _refuse(f"a window, a soft cap or cross attention with MLA (layer {number})")
         d, d_v = layer.head_dim, layer.v_head_dim
@@ -70,7 +68,8 @@ class FlashsmithLatentBackend(FlashsmithBackend):
             problem = direct_problem(**sizes, softcap=0.0, bits=self.bits)
         else:
             keys = self.tables.most_pages * self.page
-            problem = latent_problem(**sizes, v_width=d_v, page=self.page, keys=keys)
+            sizes |= {"page": self.page, "keys": keys, "cache": self.cache_format}
+            problem = latent_problem(**sizes, v_width=d_v)
         slots = self.tables.slots
         device = device_of(slots.device.type, slots.device.index or 0)
         kernels = LayerKernels(problem, INVARIANT, device)
@@ -97,6 +96,7 @@ class FlashsmithLatentBackend(FlashsmithBackend):
         step, attention = self._ready(layer, options)
         if save_kv_cache and k is not None:
             location = write_location(forward_batch, None)
+            # The pool rounds to 8-bit floats without a scale.
             self.model_runner.token_to_kv_pool.set_kv_buffer(layer, location, k, v)
         q = q.view(-1, attention.heads, attention.d)
         output = q.new_empty(*q.shape[:2], attention.d_v)

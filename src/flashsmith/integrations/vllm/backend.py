@@ -14,6 +14,7 @@ from vllm.v1.attention.backend import (
     CommonAttentionMetadata,
     MultipleOf,
 )
+from vllm.v1.kv_cache_interface import CrossAttentionSpec
 
 from flashsmith.families import DeviceSpec, device_spec
 from flashsmith.integrations.layer_kernels import build_kernels, unserved_head
@@ -115,7 +116,8 @@ class FlashsmithBackend(CacheLayouts, AttentionBackend):
         d = asked["head_size"]
         reason = unserved_head(d, device, canonical=canonical, operation=DEFAULT)
         if over_ranks and not reason:
-            reason = unserved_over_ranks(asked.get("has_sliding_window", False))
+            has_window = asked.get("has_sliding_window", False)
+            reason = unserved_over_ranks(has_window, asked["attn_type"])
         return [reason] if reason else []
 
     @classmethod
@@ -155,8 +157,14 @@ class FlashsmithMetadataBuilder(AttentionMetadataBuilder["StepMetadata"]):
         # The steps of a draft model may be replayed with lengths that differ from those that
         # LocalKeys counted in build().
         self.supports_draft_decode_metadata_update = ranks == 1
-        page = kv_cache_spec.block_size
-        keys = -(-model.max_model_len // page) * page
+        page, tokens = kv_cache_spec.block_size, scheduler.max_num_batched_tokens
+        requests, keys = scheduler.max_num_seqs, model.max_model_len
+        if chunk := self._chunk(kv_cache_spec):
+            # A request's tokens are in at most two chunks more than they fill.
+            requests, keys = 2 * requests + tokens // chunk, min(keys, chunk)
+        elif isinstance(kv_cache_spec, CrossAttentionSpec):
+            keys = scheduler.max_num_encoder_input_tokens
+        keys = -(-keys // page) * page
         causal = not getattr(kv_cache_spec, "non_causal", False)
         build_kernels(
             [
@@ -164,10 +172,19 @@ class FlashsmithMetadataBuilder(AttentionMetadataBuilder["StepMetadata"]):
                 for impl in impls
                 for it in impl.kernels(page, model.dtype, keys, device, causal, ranks)
             ],
-            scheduler.max_num_seqs,
-            scheduler.max_num_batched_tokens,
+            requests,
+            tokens,
             with_merges=ranks > 1,
         )
+
+    def _chunk(self, kv_cache_spec: Any) -> int:
+        """Returns the size of the chunks within which tokens attend to each other, as in Llama 4;
+        0 without chunks. Layers with chunks have a subclass of this builder, which the engine makes
+        and which turns each chunk into a request. The spec alone does not tell, because layers with
+        and without chunks may share one."""
+        if type(self).build is FlashsmithMetadataBuilder.build:
+            return 0
+        return int(getattr(kv_cache_spec, "attention_chunk_size", None) or 0)
 
     def build(
         self,
@@ -178,7 +195,7 @@ class FlashsmithMetadataBuilder(AttentionMetadataBuilder["StepMetadata"]):
         step = common_attn_metadata
         return StepMetadata(
             step.num_actual_tokens,
-            max(1, step.max_query_len),
+            max(1, int(step.max_query_len)),
             step.query_start_loc,
             step.seq_lens,
             step.block_table_tensor,

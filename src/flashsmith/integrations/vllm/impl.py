@@ -31,16 +31,18 @@ from flashsmith.runtime.decode_pass import DecodeOptions, DecodeTensors
 from flashsmith.semantics.signature import check_mask
 
 ENCODERS = (AttentionType.ENCODER, AttentionType.ENCODER_ONLY)
-SERVED_TYPES = (AttentionType.DECODER, *ENCODERS)
+# Attention to the keys of an encoder, which are in a cache of their own.
+CROSS = AttentionType.ENCODER_DECODER
+SERVED_TYPES = (AttentionType.DECODER, CROSS, *ENCODERS)
 Window = tuple[int | None, int | None]
 
 
-def unserved_over_ranks(has_window: bool) -> str:
+def unserved_over_ranks(has_window: bool, attn_type: str) -> str:
     """Returns why a layer cannot be served over a cache that is distributed over ranks, or ''."""
     # A rank holds a different number of a window's keys for each query, even within one request.
-    return (
-        "a window over a cache that is distributed over ranks is not served" if has_window else ""
-    )
+    subjects = {"a window": has_window, "cross attention": attn_type == CROSS}
+    found = " and ".join(name for name, is_true in subjects.items() if is_true)
+    return f"{found} over a cache that is distributed over ranks is not served" if found else ""
 
 
 class FlashsmithImpl(AttentionImpl[StepMetadata]):
@@ -338,17 +340,18 @@ class FlashsmithImpl(AttentionImpl[StepMetadata]):
         keys.
 
         Raises NotImplementedError for an encoder if no kernel on this GPU serves its d. For a cache
-        that is distributed over ``ranks``, it is also raised if the layer has a window, or if a
-        kernel for the layer's d is missing.
+        that is distributed over ``ranks``, it is also raised if the layer has a window or is cross
+        attention, or if a kernel for the layer's d is missing.
         """
         if self.attn_type in ENCODERS:
             self._check_direct(device, "choose another backend")
             return [self.direct_kernels(dtype, device, False)]
+        causal = causal and self.attn_type != CROSS
         if ranks == 1:
             return [self._over_cache(page, dtype, keys, device, causal)]
         advice = "set decode_context_parallel_size to 1"
         has_window = self.window is not None
-        if reason := unserved_over_ranks(has_window):
+        if reason := unserved_over_ranks(has_window, self.attn_type):
             raise NotImplementedError(f"flashsmith: {reason}; {advice}")
         self._check_direct(device, advice)
         return [

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from copy import copy
+from dataclasses import dataclass
 
 import torch
 
@@ -37,5 +38,8 @@ class StepMetadata:
         self.sizes = self.num_actual_tokens, self.max_query_len, self.causal
 
     def with_block_table(self, block_table: torch.Tensor, slots: torch.Tensor) -> StepMetadata:
-        """Returns a copy of this step for layers that use another cache."""
-        return replace(self, block_table=block_table, slot_mapping=slots)
+        """Returns a copy of this step for layers that use another cache. The copy keeps what the
+        engine's own builders have added to the step."""
+        other = copy(self)
+        other.block_table, other.slot_mapping = block_table, slots
+        return other
