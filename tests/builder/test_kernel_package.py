@@ -52,7 +52,8 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("wheel")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("FLASHSMITH_CACHE_DIR", str(folder / "cache"))
-        return packaged_kernels.build_wheel(folder / "dist")
+        # Both libraries are built at the same time.
+        return packaged_kernels.build_wheel(folder / "dist", jobs=8)
 
 
 @pytest.fixture
