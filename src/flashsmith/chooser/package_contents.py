@@ -273,8 +273,7 @@ def _sizeless(problem: Problem) -> Problem:
     are not whole."""
     semantics = problem.semantics
     kind = replace(semantics, uneven=semantics.packed or semantics.partial)
-    sizes = {"batch": 1, "seq_q": 1, "seq_k": 1, "heads_q": 1, "heads_k": 1}
-    one = replace(problem, **sizes)
+    one = replace(problem, batch=1, seq_q=1, seq_k=1, heads_q=1, heads_k=1)
     return replace(one, semantics=kind, page=0, window_keys=0)
 
 

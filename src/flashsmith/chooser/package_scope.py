@@ -3,7 +3,7 @@
 Every property of calls, such as a dtype or a mask, has kernels of its own, so the number of kernels
 is the product of the numbers of their values. A package has all combinations of common properties
 and, in addition, those with one rare property. Kernels for two rare properties at once, such as
-fp16 with a softcap, are left out unless they are asked for.
+fp16 with a softcap, are left out unless a user names them.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ class PackageScope(NamedTuple):
     """The kernels that a package may have.
 
     ``everything``: whether kernels for any combination of properties belong to it.
-    ``named``: properties that were asked for by name, such as 'fp16', 'd96' or 'softcap'. They do
-        not count as rare.
+    ``named``: properties that the user named, such as 'fp16', 'd96' or 'softcap'. They do not
+        count as rare.
     """
 
     everything: bool = False
@@ -59,7 +59,7 @@ class PackageScope(NamedTuple):
         return self.everything or self._rarity(kind, dtype, d) == 0
 
     def _rarity(self, kind: str, dtype: DType, d: HeadDims) -> int:
-        """How many rare properties there are that were not asked for."""
+        """The number of rare properties that the user did not name."""
         counts = {word: _RARE_WORDS.get(word, 0) for word in kind.split()}
         counts[dtype.name.lower()] = int(dtype in _RARE_DTYPES)
         counts[f"d{d}"] = 0 if d in _COMMON_WIDTHS else 2 if d in _RAREST_WIDTHS else 1
