@@ -13,7 +13,6 @@ import typer
 
 from flashsmith.benchmark.progress import ProgressReporter
 from flashsmith.benchmark.table import make_console
-from flashsmith.chooser.package_scope import PackageScope
 from flashsmith.cli.command import App
 from flashsmith.errors import ArgumentError
 from flashsmith.families import DType, KernelConfig, Semantics
@@ -25,6 +24,7 @@ from flashsmith.safe_json import whole_number
 
 if TYPE_CHECKING:
     from flashsmith.builder import BuildEvent, KernelLibrary
+    from flashsmith.chooser.package_scope import PackageScope
 
 app = App()
 
@@ -230,6 +230,7 @@ class _Restriction(NamedTuple):
 
 def _restriction(text: str | None, everything: bool) -> _Restriction:
     from flashsmith.chooser.package_contents import KINDS, words_of
+    from flashsmith.chooser.package_scope import PackageScope
 
     d_heads: list[HeadDims] = []
     dtypes, others = [], []
