@@ -43,23 +43,28 @@ def built(monkeypatch: pytest.MonkeyPatch) -> Callable[[Any], None]:
 def test_many_jobs_build_several_libraries_at_a_time(
     jobs: int, at_once: int, each: int, built: Any
 ) -> None:
-    running, most, given = set(), [0], set()
-    lock = threading.Lock()
+    running: list[int] = []
+    started: list[int] = []
+    given: set[int] = set()
+    lock, together = threading.Lock(), threading.Barrier(at_once)
 
     def build(semantics: Semantics, configs: Any, options: Any) -> Any:
         with lock:
-            running.add((semantics, configs[0]))
-            most[0] = max(most[0], len(running))
+            started.append(len(started))
+            running.append(0)
+            assert len(running) <= at_once
             given.add(options["jobs"])
-        time.sleep(0.02)
+            first = len(started) <= at_once
+        if first:
+            together.wait(timeout=20)  # all of these run at the same time
         with lock:
-            running.remove((semantics, configs[0]))
+            running.pop()
         return semantics, configs
 
     built(build)
     assert len(GROUPS) > 3
     assert build_package(KERNELS, arch=90, jobs=jobs) == GROUPS
-    assert (most[0], given) == (at_once, {each})
+    assert given == {each}
 
 
 def test_progress_counts_the_kernels_of_all_libraries(built: Any) -> None:

@@ -9,8 +9,8 @@ build --any-length`. Over a cache, all chosen kernels are in the package, since 
 the same bits in every batch.
 
 The grid has all widths for which an operation has kernels on the architecture. The package contains
-each kernel also compiled for uneven lengths; the kernel then serves all smaller d.
-PackageScope says which combinations are left out.
+each kernel also compiled for uneven lengths; the kernel then serves all smaller d. A PackageScope
+leaves out rare combinations.
 """
 
 from __future__ import annotations

@@ -15,27 +15,28 @@ from flashsmith.families import DType
 from flashsmith.families.head_dims import HeadDims, HeadPair
 
 # The widths of most models: those of q, k and v, of DeepSeek's prompts and of its latent cache.
-_COMMON_WIDTHS = frozenset({64, 128, 256, HeadPair(192, 128), HeadPair(576, 512)})
-# Rare widths whose calls kernels of another rare or common width serve as well: those of 80, 256
-# and 256:256 columns.
-_RAREST_WIDTHS = frozenset(
-    {72, 192, HeadPair(64, 128), HeadPair(128, 64), HeadPair(256, 128)},
-)
-_RARE_DTYPES = frozenset({DType.FP16})
-# The words of rare kinds of calls, each with the number of rare properties for which it counts.
-_RARE_WORDS = {
-    **{"softcap": 1, "canonical": 1, "partial": 1, "only_dq": 1, "no_dq": 1},
-    **{"cache_e4m3": 1, "cache_e5m2": 2},
-}
+_COMMON_WIDTHS = (64, 128, 256, HeadPair(192, 128), HeadPair(576, 512))
+# Widths whose calls kernels of 80, 256 or 256:256 columns serve as well.
+_RAREST_WIDTHS = (72, 192, HeadPair(64, 128), HeadPair(128, 64), HeadPair(256, 128))
+_RARE_DTYPE = DType.FP16
+# The words of rare kinds of calls.
+_RARE_WORDS = ("softcap", "canonical", "partial", "only_dq", "no_dq", "cache_e4m3")
+_RAREST_WORDS = ("cache_e5m2",)
 # Kinds of calls that no model is known to make.
-_RAREST_KINDS = frozenset({"packed canonical", "decode packed canonical", "decode softcap packed"})
-_MOST = 1
+_RAREST_KINDS = ("packed canonical", "decode packed canonical", "decode softcap packed")
+# The most rare properties that kernels in a package have. One of the rarest counts as two.
+_MOST, _RAREST = 1, 2
 
-LEFT_OUT = (
-    "without cache_e5m2, rare widths that wider kernels serve, and combinations of two of: fp16, "
-    "softcap, canonical, partial, only_dq, no_dq, cache_e4m3, d_heads other than 64, 128, 256 and "
-    "192:128"
-)
+
+def left_out() -> str:
+    """Says what a package of STANDARD scope leaves out."""
+    rarest = (*_RAREST_WORDS, *(f"d{d}" for d in _RAREST_WIDTHS), *map(repr, _RAREST_KINDS))
+    rare = (_RARE_DTYPE.name.lower(), *_RARE_WORDS)
+    common = ", ".join(map(str, _COMMON_WIDTHS))
+    return (
+        f"without {', '.join(rarest)} and without combinations of two of {', '.join(rare)}, a "
+        f"d_head that is none of {common}"
+    )
 
 
 class PackageScope(NamedTuple):
@@ -60,14 +61,13 @@ class PackageScope(NamedTuple):
 
     def _rarity(self, kind: str, dtype: DType, d: HeadDims) -> int:
         """The number of rare properties that the user did not name."""
-        counts = {word: _RARE_WORDS.get(word, 0) for word in kind.split()}
-        counts[dtype.name.lower()] = int(dtype in _RARE_DTYPES)
-        counts[f"d{d}"] = 0 if d in _COMMON_WIDTHS else 2 if d in _RAREST_WIDTHS else 1
-        counts["kind"] = 2 if kind in _RAREST_KINDS and not self._names(kind) else 0
+        counts = {word: int(word in _RARE_WORDS) for word in kind.split()}
+        counts |= {word: _RAREST for word in _RAREST_WORDS if word in counts}
+        counts[dtype.name.lower()] = int(dtype is _RARE_DTYPE)
+        counts[f"d{d}"] = _RAREST if d in _RAREST_WIDTHS else int(d not in _COMMON_WIDTHS)
+        if kind in _RAREST_KINDS and not set(kind.split()) <= set(self.named):
+            return _RAREST
         return sum(count for word, count in counts.items() if word not in self.named)
-
-    def _names(self, kind: str) -> bool:
-        return set(kind.split()) <= set(self.named)
 
 
 STANDARD = PackageScope()

@@ -161,7 +161,7 @@ def _build(arch: int, wanted: _Wanted, reporter: ProgressReporter) -> list[Kerne
     kernels in their place, so these are built too."""
     from flashsmith.builder import note_slow
     from flashsmith.chooser.package_contents import package_contents
-    from flashsmith.chooser.package_scope import LEFT_OUT
+    from flashsmith.chooser.package_scope import left_out
 
     def searched(done: int, total: int) -> None:
         reporter.step("choosing kernels", done, total)
@@ -177,7 +177,7 @@ def _build(arch: int, wanted: _Wanted, reporter: ProgressReporter) -> list[Kerne
         reporter.say(
             f"sm_{arch}: {pluralize(sum(map(len, missing.values())), 'kernel')} for "
             f"{found.problems:,} examined problems"
-            + ("" if wanted.only.scope.everything else f"; {LEFT_OUT} (--all adds them)")
+            + ("" if wanted.only.scope.everything else f"; {left_out()} (--all adds them)")
         )
         made = _compile(missing, arch, wanted.cpu, wanted.jobs, reporter)
         libraries += made
