@@ -137,7 +137,13 @@ def test_an_interrupted_command_continues_where_it_stopped(
     def start(name: str, cache: Path) -> subprocess.Popen[bytes]:
         monkeypatch.setenv("FLASHSMITH_CACHE_DIR", str(cache))
         command = [sys.executable, "-m", "flashsmith", *words, str(tmp_path / name)]
-        return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+        return subprocess.Popen(
+            command,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.STDOUT,
+            # A shell lets what it starts in the background ignore SIGINT.
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
+        )
 
     cache = tmp_path / "cache"
     process = start("cut", cache)
