@@ -6,9 +6,11 @@ import json
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
+import time
 import zipfile
 from collections.abc import Iterator
 from dataclasses import replace
@@ -52,7 +54,8 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("wheel")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("FLASHSMITH_CACHE_DIR", str(folder / "cache"))
-        return packaged_kernels.build_wheel(folder / "dist")
+        # Both libraries are built at the same time.
+        return packaged_kernels.build_wheel(folder / "dist", jobs=8)
 
 
 @pytest.fixture
@@ -119,6 +122,44 @@ def test_kernels_of_every_operation_have_the_same_bytes_in_two_folders(
         (path,) = write_wheels(libraries, 90, this_cpu(), tmp_path / name)
         contents.append(path.read_bytes())
     assert contents[0] == contents[1]
+
+
+@pytest.mark.full
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
+def test_an_interrupted_command_continues_where_it_stopped(
+    number: signal.Signals, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Several libraries are being built when the signal arrives. The wheel has the bytes that it
+    has without an interruption."""
+    words = ["wheel", "--for=80", "--only=bf16 d64 merge", "--jobs=8", "-o"]
+
+    def start(name: str, cache: Path) -> subprocess.Popen[bytes]:
+        monkeypatch.setenv("FLASHSMITH_CACHE_DIR", str(cache))
+        command = [sys.executable, "-m", "flashsmith", *words, str(tmp_path / name)]
+        return subprocess.Popen(
+            command,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.STDOUT,
+            # A shell lets what it starts in the background ignore SIGINT.
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
+        )
+
+    cache = tmp_path / "cache"
+    process = start("cut", cache)
+    while not (finished := list(cache.glob("*/libraries/*/manifest.json"))):
+        assert process.poll() is None
+        time.sleep(0.02)
+    process.send_signal(number)
+    assert process.wait(timeout=60) != 0
+    before = {path: path.stat().st_mtime_ns for path in finished}
+    assert start("cut", cache).wait(timeout=600) == 0
+    found = list(cache.glob("*/libraries/*/manifest.json"))
+    assert len(found) > len(before)
+    assert {path: path.stat().st_mtime_ns for path in before} == before
+    assert start("whole", tmp_path / "other").wait(timeout=600) == 0
+    (cut,), (whole,) = ((tmp_path / it).iterdir() for it in ("cut", "whole"))
+    assert cut.read_bytes() == whole.read_bytes()
 
 
 def test_the_date_is_that_of_the_sources(

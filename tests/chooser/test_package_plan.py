@@ -1,5 +1,5 @@
-"""The plan of a package is exact: it has what is chosen for each problem that it promises, and
-nothing else. No kernel is compiled here.
+"""The plan of a package with everything is exact: it has what is chosen for each problem that it
+promises, and nothing else. No kernel is compiled here.
 
 The default run takes one kind of calls of each operation; ``-m full`` takes all.
 """
@@ -31,6 +31,7 @@ from flashsmith.chooser.package_contents import (
     package_contents,
     widths_of,
 )
+from flashsmith.chooser.package_scope import PackageScope
 from flashsmith.chooser.prebuild import TOLERANCE, CallSizes
 from flashsmith.chooser.winners import WinnersTable
 from flashsmith.chooser.winners.validation import device_of
@@ -41,6 +42,7 @@ from flashsmith.families.device import DeviceSpec
 from flashsmith.families.head_dims import HeadDims, HeadPair
 
 Planned = tuple[KernelConfig, Semantics]
+EVERYTHING = PackageScope(everything=True)
 DEVICES = {80: ("A100",), 90: ("H100", "H200")}
 WIDTHS = {
     "forward": (64, 72, 80, 96, 128, 192, 256),
@@ -123,7 +125,7 @@ def as_planned(config: KernelConfig, problem: Problem, *, and_uneven: bool = Fal
 
 def check_cache_plan(arch: int, kind: str, operation: str) -> None:
     """Over caches the plan has exactly what is chosen."""
-    plan = package_contents(arch, dtypes=(DType.BF16,), kinds=(kind,))
+    plan = package_contents(arch, dtypes=(DType.BF16,), kinds=(kind,), scope=EVERYTHING)
     planned = {(config, it) for it, configs in plan.kernels.items() for config in configs}
     is_latent = operation == "latent_decode"
     heads, sizes = (LATENT_HEADS, LATENT_SIZES) if is_latent else (HEADS, CACHE_SIZES)
@@ -160,7 +162,7 @@ def chosen(
 def check_plan(arch: int, kind: str, operation: str) -> None:
     """Elsewhere the plan has, for each problem, a kernel within TOLERANCE of the chosen one, and
     each of its kernels is needed for some problem."""
-    plan = package_contents(arch, dtypes=(DType.BF16,), kinds=(kind,))
+    plan = package_contents(arch, dtypes=(DType.BF16,), kinds=(kind,), scope=EVERYTHING)
     planned = {(config, it) for it, configs in plan.kernels.items() for config in configs}
     semantics = Problem.parse(f"s1 d64 bf16 {kind}").semantics
     assert {it for _, it in planned} <= {semantics, replace(semantics, uneven=True)}
@@ -190,7 +192,7 @@ def check_plan(arch: int, kind: str, operation: str) -> None:
 
 def check_write_plan(arch: int, kind: str) -> None:
     """One kernel of each width writes to caches, and the same serves a smaller d."""
-    plan = package_contents(arch, dtypes=(DType.BF16,), kinds=(kind,))
+    plan = package_contents(arch, dtypes=(DType.BF16,), kinds=(kind,), scope=EVERYTHING)
     planned = {(config, it) for it, configs in plan.kernels.items() for config in configs}
     needed: set[Planned] = set()
     for d in expected_widths(arch, "write_slots"):

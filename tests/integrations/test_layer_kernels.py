@@ -19,6 +19,7 @@ from flashsmith.chooser.package_contents import (  # noqa: E402
     WRITE_KINDS,
     package_contents,
 )
+from flashsmith.chooser.package_scope import PackageScope  # noqa: E402
 from flashsmith.families import DType, Semantics, device_spec  # noqa: E402
 from flashsmith.families.device import DeviceSpec  # noqa: E402
 from flashsmith.integrations import layer_kernels  # noqa: E402
@@ -121,41 +122,66 @@ def test_an_engine_starts_only_with_kernels_for_all_it_does(
 
 
 @cache
-def packaged() -> Kernels:
+def packaged(everything: bool) -> Kernels:
     """The kernels of a package for bf16 and d 128 that serve steps over caches."""
     kinds = [kind for kind in DECODE_KINDS if "packed" in kind]
     contents = package_contents(
-        90, d_heads=(128,), dtypes=(DType.BF16,), kinds=(*kinds, *WRITE_KINDS)
+        90,
+        d_heads=(128,),
+        dtypes=(DType.BF16,),
+        kinds=(*kinds, *WRITE_KINDS),
+        scope=PackageScope(everything=everything),
     )
     return {(config, it) for it, configs in contents.kernels.items() for config in configs}
 
 
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {},
-        {"window": (127, 0)},
-        {"softcap": 50.0},
-        {"softcap": 50.0, "window": (4095, 0)},
-        {"bits": "canonical"},
-        {"bits": "canonical", "window": (127, 0)},
-        {"heads": 28, "kv_heads": 4, "keys": 40960},
-        {"d": 120},
-        {"mask": check_mask(False, (None, None))},
-        {"cache": CacheFormat.E4M3},
-        {"cache": CacheFormat.E4M3, "window": (127, 0)},
-        {"cache": CacheFormat.E4M3, "softcap": 50.0, "window": (4095, 0), "d": 112},
-        {"cache": CacheFormat.E4M3, "bits": "canonical"},
-        {"cache": CacheFormat.E4M3, "mask": check_mask(False, (None, None))},
-        {"cache": CacheFormat.E5M2},
-        {"cache": CacheFormat.E5M2, "softcap": 50.0},
-        {"cache": CacheFormat.E5M2, "bits": "canonical", "window": (127, 0)},
-    ],
-    ids=lambda it: " ".join(map(str, it.values())) or "plain",
+E4M3, E5M2 = {"cache": CacheFormat.E4M3}, {"cache": CacheFormat.E5M2}
+UNMASKED = {"mask": check_mask(False, (None, None))}
+LAYERS: tuple[dict[str, Any], ...] = (
+    {},
+    {"window": (127, 0)},
+    {"softcap": 50.0},
+    {"softcap": 50.0, "window": (4095, 0)},
+    {"bits": "canonical"},
+    {"bits": "canonical", "window": (127, 0)},
+    {"heads": 28, "kv_heads": 4, "keys": 40960},
+    {"d": 120},
+    UNMASKED,
+    E4M3,
+    {**E4M3, "window": (127, 0)},
+    {**E4M3, **UNMASKED},
 )
-def test_an_installed_package_serves_engines(changes: dict[str, Any], built: Any) -> None:
+RARE_LAYERS: tuple[dict[str, Any], ...] = (
+    {**E4M3, "softcap": 50.0, "window": (4095, 0), "d": 112},
+    {**E4M3, "bits": "canonical"},
+    E5M2,
+    {**E5M2, "softcap": 50.0},
+    {**E5M2, "bits": "canonical", "window": (127, 0)},
+    {**UNMASKED, "softcap": 50.0},
+    {**UNMASKED, "bits": "canonical"},
+)
+
+
+def words(changes: dict[str, Any]) -> str:
+    return " ".join(map(str, changes.values())) or "plain"
+
+
+@pytest.mark.parametrize("changes", RARE_LAYERS, ids=words)
+def test_rare_layers_need_a_package_with_everything(changes: dict[str, Any], built: Any) -> None:
+    built(packaged(everything=False))
+    with pytest.raises(KernelNotBuiltError, match="is not built for sm_90"):
+        build_kernels([layer(**changes)], REQUESTS, TOKENS)
+    built(packaged(everything=True))
+    assert build_kernels([layer(**changes)], REQUESTS, TOKENS)
+
+
+@pytest.mark.parametrize("everything", [False, True])
+@pytest.mark.parametrize("changes", LAYERS, ids=words)
+def test_an_installed_package_serves_engines(
+    changes: dict[str, Any], everything: bool, built: Any
+) -> None:
     """Every layer starts with what a package has, and with canonical bits stays canonical."""
-    built(packaged())
+    built(packaged(everything))
     one = layer(**changes)
     build_kernels([one], REQUESTS, TOKENS)
     sizes = [(requests, queries) for requests in (1, 7, 64) for queries in (1, 4, 512)]

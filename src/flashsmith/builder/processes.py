@@ -32,6 +32,8 @@ for attempt in 1 2 3 4 5 6 7 8; do
 done
 """
 _SHOWN_CHARACTERS = 6000
+# The compilers that the threads of this process run now.
+_RUNNING: set[_Running] = set()
 
 
 @dataclass(frozen=True)
@@ -157,15 +159,26 @@ def run_all(
             while waiting or running:
                 while waiting and len(running) < jobs:
                     running.append(_Running(waiting.pop(0), cwd))
+                    _RUNNING.add(running[-1])
                 ended = [run for run in running if run.process.poll() is not None]
                 running = [run for run in running if run not in ended]
+                _RUNNING.difference_update(ended)
                 for run in ended:
                     finished(run.finish())
                 if not ended:
                     time.sleep(_POLL_SECONDS)
         finally:
+            _RUNNING.difference_update(running)
             for run in running:
                 run.kill()
+
+
+def end_all() -> None:
+    """Kills the compilers of all threads. Each ``run_all`` that was running one raises
+    CompileError."""
+    for run in tuple(_RUNNING):
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(run.process.pid, signal.SIGKILL)
 
 
 def _failure(command: Command, code: int, output: str) -> CompileError | CacheError:

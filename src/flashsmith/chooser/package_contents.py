@@ -9,7 +9,8 @@ build --any-length`. Over a cache, all chosen kernels are in the package, since 
 the same bits in every batch.
 
 The grid has all widths for which an operation has kernels on the architecture. The package contains
-each kernel also compiled for uneven lengths; the kernel then serves all smaller d.
+each kernel also compiled for uneven lengths; the kernel then serves all smaller d. A PackageScope
+leaves out rare combinations.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from dataclasses import dataclass, replace
 from flashsmith.chooser.batch_invariant import adapt_to_queries, without_batch
 from flashsmith.chooser.choice import Expectation
 from flashsmith.chooser.evidence import fastest_over_cache, gather
+from flashsmith.chooser.package_scope import STANDARD, PackageScope
 from flashsmith.chooser.prebuild import CallSizes, compiled_for, cover
 from flashsmith.chooser.winners import WinnersTable
 from flashsmith.chooser.winners.validation import device_of
@@ -39,6 +41,7 @@ from flashsmith.families.device import KNOWN_DEVICES
 from flashsmith.families.gpu_names import same_gpu
 from flashsmith.families.head_dims import HeadDims, HeadPair
 from flashsmith.families.legality import D_STEP
+from flashsmith.operations import DEFAULT
 from flashsmith.operations.backward import BACKWARD
 from flashsmith.operations.decode import DECODE
 from flashsmith.operations.latent_decode import LATENT_DECODE
@@ -59,7 +62,7 @@ _MASKS = ("", "causal", "window", "causal softcap", "window softcap")
 _PACKED = tuple(f"{words} packed" for words in _MASKS)
 _CANONICAL = (
     *("canonical", "causal canonical", "window canonical", "causal softcap canonical"),
-    *("causal packed canonical", "window packed canonical"),
+    *("packed canonical", "causal packed canonical", "window packed canonical"),
 )
 FORWARD_KINDS = (
     *_MASKS,
@@ -73,7 +76,10 @@ BACKWARD_KINDS = tuple(
 )
 # The kinds of calls that serving engines make in their steps. Calls without a mask attend to keys
 # that other ranks have cached, or they are the calls of an encoder.
-_STEPS = (*_PACKED, "causal packed canonical", "window packed canonical")
+_STEPS = (
+    *(*_PACKED, "softcap packed"),
+    *("packed canonical", "causal packed canonical", "window packed canonical"),
+)
 _8BIT_CACHES = ("cache_e4m3", "cache_e5m2")
 DECODE_KINDS = (
     *(f"decode {words}" for words in (*_MASKS, "causal canonical", "window canonical", *_STEPS)),
@@ -106,6 +112,7 @@ CACHE_SIZES: tuple[CallSizes, ...] = tuple(
 # absorbed form of latent attention for prompts.
 LATENT_SIZES: tuple[CallSizes, ...] = tuple(itertools.product((1, 64), (1, 4), (1000, 8192, 65536)))
 _OVER_CACHES = (DECODE.name, LATENT_DECODE.name)
+_COMPILED_TWICE = (DEFAULT, BACKWARD.name, DECODE.name)
 
 
 def words_of(kind: str) -> set[str]:
@@ -135,35 +142,41 @@ def package_contents(
     d_heads: Sequence[HeadDims] | None = None,
     dtypes: Iterable[DType] = tuple(DType),
     kinds: Sequence[str] = KINDS,
+    scope: PackageScope = STANDARD,
     searched: Searched | None = None,
 ) -> PackageContents:
     """Returns the kernels that a package for ``arch`` contains.
 
     ``d_heads``, ``dtypes`` and ``kinds`` restrict the kernels. If ``d_heads`` is None, the widths
-    are all widths_of() the operation of a kind. The user's table is not used. Raises ArgumentError
-    if there is no such kernel.
+    are all widths_of() the operation of a kind. ``scope`` leaves out rare combinations of these.
+    The user's table is not used. Raises ArgumentError if there is no such kernel.
     """
     table = WinnersTable.shipped()
     devices = _grid_devices(table, arch)
-    measured = list(_measured_problems(table, arch))
+    measured = _measured_problems(table, arch)
     found: dict[PackedKernel, None] = {}
     count = 0
     groups = [
         (kind, dtype, d)
         for kind, dtype in itertools.product(kinds, dtypes)
         for d in _widths(arch, kind, d_heads)
+        if scope.includes(kind, dtype, d)
     ]
     for number, (kind, dtype, d) in enumerate(groups):
         if searched is not None:
             searched(number, len(groups))
         wanted = Problem.parse(f"s1 d{_served_by(d, kind)} {dtype.name} {kind}")
-        own = [(one, device) for one, device in measured if _is_of_kind(one, wanted)]
+        own = measured.get(_sizeless(wanted), [])
         grid = [(one, device) for device in devices for one in _grid(wanted)]
         count += len(own) + len(grid)
-        found.update(dict.fromkeys(_chosen(own, grid, table)))
+        chosen = _chosen(own, grid, table)
+        if not scope.has_whole_tiles(kind, dtype, d):
+            chosen = _for_any_length(chosen)
+        found.update(dict.fromkeys(chosen))
     if not found:
         widths = "any d_head" if d_heads is None else f"d_head {', '.join(map(str, d_heads))}"
-        raise ArgumentError(f"sm_{arch}: no kernel of {widths} serves these kinds of calls")
+        rare = "" if scope.everything else ", apart from rare combinations"
+        raise ArgumentError(f"sm_{arch}: no kernel of {widths} serves these kinds of calls{rare}")
     kernels: dict[Semantics, list[KernelConfig]] = {}
     for config, semantics in sorted(found, key=lambda it: (it[1], it[0].FAMILY, it[0].to_ints())):
         kernels.setdefault(semantics, []).append(config)
@@ -242,23 +255,35 @@ def _grid(wanted: Problem) -> Iterator[Problem]:
         )
 
 
-def _measured_problems(table: WinnersTable, arch: int) -> Iterator[tuple[Problem, DeviceSpec]]:
+def _measured_problems(
+    table: WinnersTable, arch: int
+) -> dict[Problem, list[tuple[Problem, DeviceSpec]]]:
+    """The problems in the table that were measured on GPUs of an architecture, with their GPUs, by
+    what remains of a problem without its sizes."""
+    found: dict[Problem, list[tuple[Problem, DeviceSpec]]] = {}
     for entry in table:
         device = device_of(entry.key)
         if entry.key.arch == arch and device is not None:
-            yield entry.problem, device
+            found.setdefault(_sizeless(entry.problem), []).append((entry.problem, device))
+    return found
 
 
-def _is_of_kind(problem: Problem, wanted: Problem) -> bool:
-    """Whether two problems differ only in their sizes, in whether tiles are whole, or in the
-    window."""
+def _sizeless(problem: Problem) -> Problem:
+    """Returns the problem without its sizes and its window, and without the property that its tiles
+    are not whole."""
+    semantics = problem.semantics
+    kind = replace(semantics, uneven=semantics.packed or semantics.partial)
+    one = replace(problem, batch=1, seq_q=1, seq_k=1, heads_q=1, heads_k=1)
+    return replace(one, semantics=kind, page=0, window_keys=0)
 
-    def sizeless(one: Problem) -> Problem:
-        kind = replace(one.semantics, uneven=one.semantics.packed or one.semantics.partial)
-        one = replace(one, batch=1, seq_q=1, seq_k=1, heads_q=1, heads_k=1)
-        return replace(one, semantics=kind, page=0, window_keys=0)
 
-    return sizeless(problem) == sizeless(wanted)
+def _for_any_length(kernels: Iterable[PackedKernel]) -> Iterator[PackedKernel]:
+    """Yields each kernel as compiled for any lengths, if its operation is one whose kernels are
+    compiled twice and are many."""
+    for config, semantics in kernels:
+        if config.family.operation in _COMPILED_TWICE:
+            semantics = replace(semantics, uneven=True)
+        yield config, semantics
 
 
 def _chosen(

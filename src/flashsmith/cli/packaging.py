@@ -24,6 +24,7 @@ from flashsmith.safe_json import whole_number
 
 if TYPE_CHECKING:
     from flashsmith.builder import BuildEvent, KernelLibrary
+    from flashsmith.chooser.package_scope import PackageScope
 
 app = App()
 
@@ -47,6 +48,10 @@ _Only = Annotated[
         "decode'. d192:128 stands for kernels whose v has 128 columns.",
     ),
 ]
+_All = Annotated[
+    bool,
+    typer.Option("--all", help="Also kernels for combinations of rare properties."),
+]
 _Ptx = Annotated[
     bool,
     typer.Option("--ptx", help="Also the PTX, so that the emulator needs no compiler either."),
@@ -65,6 +70,7 @@ def build_wheels(
     ] = Path("dist"),
     cpu: _Cpu = None,
     only: _Only = None,
+    everything: _All = False,
     ptx: _Ptx = False,
     jobs: _Jobs = None,
 ) -> None:
@@ -74,7 +80,7 @@ def build_wheels(
     would be larger than 100 MB, there is one for each operation. Compiled libraries are kept in the
     kernel cache, so an interrupted command continues where it stopped.
     """
-    wanted = _Wanted.of(archs, cpu, only, jobs)
+    wanted = _Wanted.of(archs, cpu, only, everything, jobs)
     with ProgressReporter() as reporter:
         from flashsmith.builder.package_wheel import write_wheels
 
@@ -94,6 +100,7 @@ def write_hub(
     ] = Path("hub"),
     cpu: _Cpu = None,
     only: _Only = None,
+    everything: _All = False,
     ptx: _Ptx = False,
     jobs: _Jobs = None,
 ) -> None:
@@ -102,7 +109,7 @@ def write_hub(
 
     The package kernels loads it: kernels.get_local_kernel(Path("hub")).
     """
-    wanted = _Wanted.of(archs, cpu, only, jobs)
+    wanted = _Wanted.of(archs, cpu, only, everything, jobs)
     start = time.monotonic()
     with ProgressReporter() as reporter:
         from flashsmith.integrations.hub_folder import write_hub_folder
@@ -123,13 +130,15 @@ class _Wanted(NamedTuple):
     jobs: int
 
     @classmethod
-    def of(cls, archs: list[str], cpu: str | None, only: str | None, jobs: int | None) -> _Wanted:
+    def of(
+        cls, archs: list[str], cpu: str | None, only: str | None, everything: bool, jobs: int | None
+    ) -> _Wanted:
         from flashsmith import env
         from flashsmith.builder.toolchain import known_cpu
 
         numbers = list(dict.fromkeys(map(_architecture, archs)))
         jobs = env.jobs() if jobs is None else jobs
-        return cls(numbers, known_cpu(cpu), _restriction(only), jobs)
+        return cls(numbers, known_cpu(cpu), _restriction(only, everything), jobs)
 
 
 def _print(line: str) -> None:
@@ -152,6 +161,7 @@ def _build(arch: int, wanted: _Wanted, reporter: ProgressReporter) -> list[Kerne
     kernels in their place, so these are built too."""
     from flashsmith.builder import note_slow
     from flashsmith.chooser.package_contents import package_contents
+    from flashsmith.chooser.package_scope import left_out
 
     def searched(done: int, total: int) -> None:
         reporter.step("choosing kernels", done, total)
@@ -167,6 +177,7 @@ def _build(arch: int, wanted: _Wanted, reporter: ProgressReporter) -> list[Kerne
         reporter.say(
             f"sm_{arch}: {pluralize(sum(map(len, missing.values())), 'kernel')} for "
             f"{found.problems:,} examined problems"
+            + ("" if wanted.only.scope.everything else f"; {left_out()} (--all adds them)")
         )
         made = _compile(missing, arch, wanted.cpu, wanted.jobs, reporter)
         libraries += made
@@ -192,7 +203,7 @@ def _compile(
         if event.stage in ("warn", "wait"):
             reporter.build(event)
         elif event.stage == "compile":
-            reporter.step("compiling kernels", min(built + event.done, total - 1), total)
+            reporter.step("compiling kernels", min(built, total - 1), total)
 
     return build_package(kernels, arch=arch, cpu=cpu, jobs=jobs, progress=report)
 
@@ -205,18 +216,21 @@ def _architecture(text: str) -> int:
 
 
 class _Restriction(NamedTuple):
-    """The kernels to which ``--only`` restricts a wheel.
+    """The kernels to which ``--only`` and ``--all`` restrict a wheel.
 
-    If ``d_heads`` is None, all head dimensions are included.
+    If ``d_heads`` is None, all head dimensions are included. What ``--only`` names does not count
+    as rare.
     """
 
     d_heads: tuple[HeadDims, ...] | None
     dtypes: tuple[DType, ...]
     kinds: tuple[str, ...]
+    scope: PackageScope
 
 
-def _restriction(text: str | None) -> _Restriction:
+def _restriction(text: str | None, everything: bool) -> _Restriction:
     from flashsmith.chooser.package_contents import KINDS, words_of
+    from flashsmith.chooser.package_scope import PackageScope
 
     d_heads: list[HeadDims] = []
     dtypes, others = [], []
@@ -237,4 +251,5 @@ def _restriction(text: str | None) -> _Restriction:
     kinds = tuple(kind for kind in KINDS if set(others) <= words_of(kind))
     if not kinds:
         raise ArgumentError(f"--only={quoted(text)}: no kind of call has all of these words")
-    return _Restriction(tuple(d_heads) or None, tuple(dtypes) or tuple(DType), kinds)
+    scope = PackageScope(everything, frozenset((text or "").lower().split()))
+    return _Restriction(tuple(d_heads) or None, tuple(dtypes) or tuple(DType), kinds, scope)
