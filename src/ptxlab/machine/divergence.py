@@ -174,4 +174,4 @@ class Split:
 
 def slice_values(values: tuple[Any, ...], positions: np.ndarray) -> tuple[Any, ...]:
     """Returns the registers of the threads at ``positions``. Uniform registers stay scalars."""
-    return tuple(v[positions] if isinstance(v, np.ndarray) else v for v in values)
+    return tuple([v[positions] if isinstance(v, np.ndarray) else v for v in values])
