@@ -92,7 +92,7 @@ class Branch:
     def join(self, fork: Fork, carried: Values) -> list[Any]:
         """Returns the values of all registers after the join."""
         before = self.before(carried)
-        merged = fork.join(self.written, [before[position] for position in self.written])
+        merged = fork.join(self.written, tuple(before[position] for position in self.written))
         after = list(carried)
         for position, value in zip(self.written, merged, strict=True):
             after[self.places[position]] = value
