@@ -161,8 +161,19 @@ def test_rows_have_the_same_bits(case: Case) -> None:
     check_forward(case, sequence)
     check_neighbours(case, sequence)
     check_batch(case, sequence)
-    check_chunks(case, sequence, [(2, 16), (7, 0), (33, 48)])
+    check_chunks(case, sequence, [(7, 0), (33, 48)])
     check_lengths(case, kinds_from(case.number))
+
+
+@pytest.mark.full
+@pytest.mark.parametrize(
+    ("case", "queries", "ways"),
+    [*((case, 40, [(2, 16)]) for case in PLAIN), *((case, 9, [(1, 0)]) for case in WIDE)],
+    ids=str,
+)
+def test_chunks_have_the_same_bits(case: Case, queries: int, ways: list[tuple[int, int]]) -> None:
+    """More chunks of the cases above and below."""
+    check_chunks(case, case.sequence(queries, KEYS), ways)
 
 
 @pytest.mark.parametrize("case", full_after(1, TWO_WIDTHS), ids=str)
@@ -176,7 +187,7 @@ def test_rows_of_two_widths_have_the_same_bits(case: Case) -> None:
 def test_rows_above_d_256_have_the_same_bits(case: Case) -> None:
     sequence = case.sequence(9, KEYS)
     assert sequence.differing(sequence.forward(case.forward)) == 0
-    check_chunks(case, sequence, [(1, 0), (7, 48)])
+    check_chunks(case, sequence, [(7, 48)])
     for cfg, semantics in (
         (case.forward, sequence.semantics),
         (case.decode, sequence.semantics_of_cache(case.decode)),

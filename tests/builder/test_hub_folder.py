@@ -12,6 +12,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import shared_kernels
 
 kernels = pytest.importorskip("kernels", reason="needs kernels: it is not installed")
 
@@ -49,9 +50,12 @@ def libraries(tmp_path_factory: pytest.TempPathFactory) -> list:
         choice = choose(words, ARCH)
         semantics = choice.problem.required_semantics(choice.config)
         wanted.setdefault(semantics, []).append(choice.config)
+    cache = shared_kernels.with_host_code(tmp_path_factory.mktemp("libraries") / "cache")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("FLASHSMITH_CACHE_DIR", str(tmp_path_factory.mktemp("cache")))
-        return build_package(wanted, arch=ARCH)
+        patch.setenv("FLASHSMITH_CACHE_DIR", str(cache))
+        made = build_package(wanted, arch=ARCH)
+    shared_kernels.keep_host_code(cache)
+    return made
 
 
 @pytest.fixture(scope="module")

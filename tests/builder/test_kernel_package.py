@@ -52,10 +52,13 @@ BARE_CALL = Path(__file__).with_name("bare_call.py")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The package in miniature, built once."""
     folder = tmp_path_factory.mktemp("wheel")
+    cache = shared_kernels.with_host_code(folder / "cache")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("FLASHSMITH_CACHE_DIR", str(folder / "cache"))
+        patch.setenv("FLASHSMITH_CACHE_DIR", str(cache))
         # Both libraries are built at the same time.
-        return packaged_kernels.build_wheel(folder / "dist", jobs=8)
+        made = packaged_kernels.build_wheel(folder / "dist", jobs=8)
+    shared_kernels.keep_host_code(cache)
+    return made
 
 
 @pytest.fixture

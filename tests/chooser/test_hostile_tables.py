@@ -158,14 +158,15 @@ def every(tables: dict[str, Make], step: int) -> dict[str, Make]:
     return dict(list(tables.items())[::step])
 
 
-# The plain run tries each table with attention() and a third of the other uses, by turns.
-BY_TURNS = [["attention()", *list(USES)[1 + turn :: 3]] for turn in range(3)]
+# The plain run tries each table with attention() and a fifth of the other uses, by turns.
+TURNS = 5
+BY_TURNS = [["attention()", *list(USES)[1 + turn :: TURNS]] for turn in range(TURNS)]
 
 
 @pytest.mark.parametrize(
     ("name", "uses"),
     [
-        *((name, BY_TURNS[turn % 3]) for turn, name in enumerate(HOSTILE_TABLES)),
+        *((name, BY_TURNS[turn % TURNS]) for turn, name in enumerate(HOSTILE_TABLES)),
         *(pytest.param(name, list(USES), marks=pytest.mark.full) for name in HOSTILE_TABLES),
     ],
     ids=lambda it: it if isinstance(it, str) else f"{len(it)} uses",

@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import command_in_process
 import pytest
 import shared_kernels
 from plain_run import full_after
@@ -18,14 +19,8 @@ from flashsmith.families import Semantics
 CONFIG = "(FP16, 32, 64, 32, 4): async+swizzled+load_0_2_2_tiles"
 
 
-def flashsmith(*arguments: str, cache: Path, **environment: str) -> Any:
-    return subprocess.run(
-        [sys.executable, "-m", "flashsmith", *arguments],
-        capture_output=True,
-        text=True,
-        timeout=300,
-        env={**os.environ, "FLASHSMITH_CACHE_DIR": str(cache), **environment},
-    )
+def flashsmith(*arguments: str, cache: Path) -> Any:
+    return command_in_process.flashsmith(*arguments, FLASHSMITH_CACHE_DIR=str(cache))
 
 
 # As on a server: the file system of the cache is read-only (for root, whom modes do not stop, too),

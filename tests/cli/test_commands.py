@@ -2,35 +2,27 @@
 
 from __future__ import annotations
 
-import contextlib
-import io
 import json
-import os
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import get_args, get_type_hints
-from unittest import mock
 
+import command_in_process
 import pytest
 import shared_kernels
 import typer
+from command_in_process import variables
 from typer.models import OptionInfo
 
-from flashsmith.cli import app, main
+from flashsmith.cli import app
 from flashsmith.env import VARIABLES
 from flashsmith.families import get_kernel_configs, parse_kernel_name_into_config
 
 STEP_1 = "(FP16, 128, 64, 64, 4): async+load_0_0_0_tiles"
 STEP_2 = "(FP16, 128, 64, 64, 4): async+swizzled+load_0_0_0_tiles"
 ILLEGAL = "(FP16, 128, 64, 64, 8): load_2_4_0_tiles"
-
-
-def variables(**environment: str) -> dict[str, str]:
-    """80 columns, and no selection of kernels."""
-    clean = {name: value for name, value in os.environ.items() if name != "KERNELS"}
-    return {**clean, "COLUMNS": "80", **environment}
 
 
 def process(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -40,27 +32,13 @@ def process(*arguments: str) -> subprocess.CompletedProcess[str]:
         capture_output=True,
         text=True,
         timeout=300,
-        env=variables(),
+        env=variables(COLUMNS="80"),
     )
 
 
 def flashsmith(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
     """Run the command in this process."""
-    status: str | int | None = None
-    # Paths are written as bytes.
-    out, err = (io.TextIOWrapper(io.BytesIO(), "utf-8", write_through=True) for _ in range(2))
-    with (
-        mock.patch.dict(os.environ, variables(**environment), clear=True),
-        mock.patch.object(sys, "argv", ["flashsmith", *arguments]),
-        contextlib.redirect_stdout(out),
-        contextlib.redirect_stderr(err),
-    ):
-        try:
-            main()
-        except SystemExit as end:
-            status = end.code
-    said = [stream.buffer.getvalue().decode() for stream in (out, err)]  # type: ignore[attr-defined]
-    return subprocess.CompletedProcess(arguments, int(status or 0), *said)
+    return command_in_process.flashsmith(*arguments, **{"COLUMNS": "80", **environment})
 
 
 def test_version() -> None:

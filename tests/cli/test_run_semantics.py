@@ -79,9 +79,9 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Semantics, dict[str, An
 
 def test_a_problem_by_its_text() -> None:
     """A row per kernel that is for it, with what it was compiled for; the others are named."""
-    text = run("--problem", "b1 s300 h4:2 d64 fp16 causal", "--check", key=f"{MMA_SYNC};{BF16}")
+    text = run("--problem", "b1 s100 h2:1 d64 fp16 causal", "--check", key=f"{MMA_SYNC};{BF16}")
     lines = text.splitlines()
-    assert lines[0] == "problem: b1 s300 h4:2 d64 fp16 causal, random inputs, seed 0"
+    assert lines[0] == "problem: b1 s100 h2:1 d64 fp16 causal, random inputs, seed 0"
     assert lines[1] == "proven:  causal"
     assert "the emulator, every check on" in text
     assert re.search(r"^\| kernel +\| semantics +\| verdict ", text, re.MULTILINE)

@@ -66,8 +66,17 @@ def omitting_blocks(queries: int) -> tuple[Cache, np.ndarray, Function]:
     return cache, table, mask
 
 
-@pytest.mark.parametrize("paged", [False, True], ids=["dense", "paged"])
-@pytest.mark.parametrize("queries", [1, 3, 70], ids=["a query", "few", "chunks"])
+@pytest.mark.parametrize(
+    ("queries", "paged"),
+    [
+        pytest.param(1, False, id="a query-dense", marks=pytest.mark.full),
+        pytest.param(1, True, id="a query-paged"),
+        pytest.param(3, False, id="few-dense"),
+        pytest.param(3, True, id="few-paged", marks=pytest.mark.full),
+        pytest.param(70, False, id="chunks-dense"),
+        pytest.param(70, True, id="chunks-paged"),
+    ],
+)
 def test_blocks_that_a_table_omits_are_not_read(queries: int, *, paged: bool) -> None:
     """Warps that share stages read a whole step if a query sees any of its keys."""
     cache, table, mask = omitting_blocks(queries)

@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 import sweep_fakes as fakes
+from command_in_process import flashsmith
 from processes import child_pids, wait_until_gone, with_path
 from sweep_fakes import NAMES, PROBLEM, Kernel, World, but, times
 
@@ -317,7 +318,8 @@ def test_a_table_that_breaks_during_the_sweep_costs_neither_sweep_nor_ranking(
 # ---- the command ----
 
 
-def flashsmith(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+def process(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    """Runs the command in a process of its own."""
     clean = {name: value for name, value in os.environ.items() if name != "KERNELS"}
     return subprocess.run(
         [sys.executable, "-c", "from flashsmith.cli import main; main()", *arguments],
@@ -340,7 +342,7 @@ def test_without_a_gpu_there_is_nothing_to_time(no_gpu: None) -> None:
 
 def test_the_command_without_a_gpu_is_an_error(tmp_path: Path) -> None:
     # A driver that finds no device, whatever machine this is.
-    done = flashsmith("tune", "--out", str(tmp_path / "out"), CUDA_VISIBLE_DEVICES="")
+    done = process("tune", "--out", str(tmp_path / "out"), CUDA_VISIBLE_DEVICES="")
     assert done.returncode == 2
     assert "timing needs an NVIDIA GPU" in done.stderr
     assert not (tmp_path / "out").exists()
@@ -449,8 +451,8 @@ def test_the_space_comes_from_the_environment_too() -> None:
         (("--space", "(FP16, 128, 64, 64, 4): asnyc"), "did you mean 'async'?"),
     ],
 )
-def test_bad_options_are_named(arguments: tuple[str, ...], said: str) -> None:
-    done = flashsmith("tune", *arguments, CUDA_VISIBLE_DEVICES="")
+def test_bad_options_are_named(arguments: tuple[str, ...], said: str, no_gpu: None) -> None:
+    done = flashsmith("tune", *arguments)
     assert (done.returncode, said in done.stderr) == (2, True), done.stderr
 
 

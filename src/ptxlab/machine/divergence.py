@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from ptxlab.errors import EmulatorError
+from ptxlab.interface import Site
 from ptxlab.machine.group import Group
 from ptxlab.machine.warpgroup_mma import InFlight
 
@@ -46,10 +47,14 @@ class Part:
 
 @dataclass(eq=False)
 class Fork:
-    """A group that is split into parts, which join again at the beginning of node ``stop``."""
+    """A group that is split into parts, which join again at the beginning of node ``stop``.
+
+    ``site`` is the branch that split it.
+    """
 
     group: Group
     stop: int
+    site: Site | None
     parts: list[Part] = field(default_factory=list)
 
     def add(
@@ -98,7 +103,8 @@ class Fork:
                 return first
             if all(isinstance(p, InFlight) for p in defined):
                 raise EmulatorError(
-                    "threads join with different wgmma in flight; use wait_group before they join"
+                    f"threads that parted at {self.site} join with different wgmma in flight; use "
+                    "wait_group before they join"
                 )
         complete = len(defined) == len(pieces)
         if complete and all(p.ndim == 0 and p.tobytes() == first.tobytes() for p in pieces):
@@ -127,7 +133,8 @@ class Fork:
         that are live at the join, with their values from before the fork.
         """
         go_group, rest_group = self.group.split(mask)
-        go, rest = Fork(go_group, self.stop), Fork(rest_group, self.stop)
+        go = Fork(go_group, self.stop, self.site)
+        rest = Fork(rest_group, self.stop, self.site)
         go_place, rest_position = np.cumsum(mask) - 1, np.cumsum(~mask) - 1
         for part in self.parts:
             leaves = mask[part.positions]
@@ -167,4 +174,4 @@ class Split:
 
 def slice_values(values: tuple[Any, ...], positions: np.ndarray) -> tuple[Any, ...]:
     """Returns the registers of the threads at ``positions``. Uniform registers stay scalars."""
-    return tuple(v[positions] if isinstance(v, np.ndarray) else v for v in values)
+    return tuple([v[positions] if isinstance(v, np.ndarray) else v for v in values])

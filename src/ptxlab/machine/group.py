@@ -89,7 +89,7 @@ class Group:
         self.index = index
         self.n = len(index)
         self.warp = grid.warp(index)
-        self.warps = int(np.count_nonzero(np.diff(self.warp, prepend=-1)))
+        self.warps = int(np.count_nonzero(self.warp[1:] != self.warp[:-1])) + (self.n > 0)
         self.whole = grid.threads_per_cta % WARP == 0 and self.warps * WARP == self.n
         self.cta = index // grid.threads_per_cta
         self.shared_base = self.cta * grid.shared_pitch

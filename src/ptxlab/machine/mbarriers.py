@@ -388,5 +388,6 @@ def by_address(group: Group, addresses: Any, mask: Any) -> list[tuple[int, np.nd
 
 
 def _per_thread(group: Group, value: Any, positions: np.ndarray) -> np.ndarray:
-    spread = np.broadcast_to(value, (group.n,))[positions]
-    return spread.astype(np.int64)
+    if np.ndim(value) == 0:
+        return np.full(positions.size, value, np.int64)
+    return value[positions].astype(np.int64)

@@ -3,6 +3,7 @@ memory."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -93,7 +94,7 @@ class TensorMap:
     def box_bytes(self) -> int:
         """The bytes of a box in shared memory. Elements of the box that lie outside the tensor are
         included."""
-        return int(np.prod(self.box)) * self.element
+        return math.prod(self.box) * self.element
 
     def clip(self, coordinates: Sequence[int]) -> Clip:
         """Returns the part of the box at ``coordinates`` that is inside the tensor."""

@@ -141,14 +141,13 @@ class Wgmma:
     ) -> np.ndarray:
         high = descriptors >> np.uint64(16)
         starts = starts_of(descriptors)
-        layouts = np.unique(high)
-        if layouts.size == 1:
-            layout = Layout.of(int(layouts[0]) << 16)
+        if (high == high[0]).all():
+            layout = Layout.of(int(high[0]) << 16)
             found = layout.addresses(starts, rows, k_major=k_major)
         else:
             shape = (rows, 2) if k_major else (_DEPTH, rows // 8)
             found = np.zeros((starts.size, *shape), np.int64)
-            for one in layouts:
+            for one in np.unique(high):
                 chosen = high == one
                 layout = Layout.of(int(one) << 16)
                 found[chosen] = layout.addresses(starts[chosen], rows, k_major=k_major)

@@ -136,6 +136,7 @@ class Wave(WaveMemory):
     def fork(
         self,
         group: Group,
+        site: Site | None,
         taken: np.ndarray,
         target: int,
         target_values: tuple[Any, ...],
@@ -144,8 +145,8 @@ class Wave(WaveMemory):
         stop: int,
     ) -> Fork:
         """Forks a group at a divergent branch: the threads in ``taken`` go to ``target``, the
-        others to ``following``."""
-        fork = Fork(group, stop)
+        others to ``following``. ``site`` is the branch."""
+        fork = Fork(group, stop, site)
         yes, no = group.split(taken)
         fork.add(
             yes, taken, target, target_values, runs=target != stop or stop == self.scheduler.exit

@@ -28,6 +28,7 @@ from ptxlab.translate import (
     opcodes_wgmma,
     opcodes_wmma,
 )
+from ptxlab.translate.branches import Branch, CarriedRegisters
 from ptxlab.translate.emitter import Emitter, Handler
 from ptxlab.translate.flow import Node, Step, blocks, may_refuse
 from ptxlab.translate.mma_chains import MmaChains
@@ -43,6 +44,9 @@ HANDLERS: dict[str, Handler] = {
     **opcodes_wgmma.HANDLERS,
     **opcodes_wmma.HANDLERS,
 }
+
+#: Values of ``pc`` for which generated code forks its group, or ends at the join ``stop``.
+_FORK, _LEAVE = -1, -2
 
 
 @dataclass(eq=False)
@@ -85,6 +89,14 @@ class Translator(Emitter):
         super().__init__(entry, variables, observed=observed)
         self.namespace |= opcodes_memory.CALLED | opcodes_wmma.CALLED
         self.chains = MmaChains(self, fuse=fuse)
+        #: The registers that pass between coroutines, which start and end at these nodes alone.
+        self.carried = CarriedRegisters(
+            register for node in self.flow.nodes for register in node.live_in
+        )
+        #: The nodes at which the parts of forked groups join, the exit among them.
+        self.joins = {node.ipdom for node in self.flow.nodes if len(node.successors) > 1}
+        #: Jumps from a join back to a node at or before its branch.
+        self.ways_back: list[tuple[Node, int]] = []
 
     # The function
 
@@ -96,13 +108,20 @@ class Translator(Emitter):
         self.emit("def kernel(W, G, pc, stop, values):")
         self.indent = 1
         self.emit("C = W.counts; T = W.thread_counts; nw = G.warps; nt = G.n")
-        for register in sorted(self.unwritten):
+        for register in sorted(self.unwritten.union(self.carried.order)):
             self.emit(f"{self.name(register)} = UNDEFINED")
-        self._emit_entry_points()
+        self._emit_start()
         self.emit("while True:")
         self.indent = 2
+        self._emit_crossing()
         for node in flow.nodes:
             self._emit_node(node)
+        for index, (node, target) in enumerate(self.ways_back, flow.exit + 1):
+            self.instruction = node.steps[-1].instruction
+            self.emit(f"if pc == {index}:")
+            self.indent = 3
+            self._jump(node, target)
+            self.indent = 2
         self.emit(f"if pc == {flow.exit}:")
         self.emit("    W.exited(G)")
         self.emit("    return None")
@@ -126,25 +145,48 @@ class Translator(Emitter):
             bool(flow.spins),
         )
 
-    def _emit_entry_points(self) -> None:
+    def _emit_start(self) -> None:
         """Emits the code that unpacks live registers wherever a coroutine may start.
 
         These places are after a fork, after a barrier that opened only for some of the threads, and
         at a join from which threads were released.
         """
-        starts = {node.ipdom for node in self.flow.nodes if len(node.successors) > 1}
-        for node in self.flow.nodes:
-            if len(node.successors) > 1 or (node.steps and blocks(node.steps[-1].instruction)):
-                starts.update(node.successors)
-            if node.steps and may_refuse(node.steps[-1].instruction):
-                starts.add(node.index)
-        starts.update(first for _, first in self.flow.spins)
-        starts.discard(self.flow.exit)
-        self.emit("if values is not None:")
-        self.emit("    pass")
-        for start in sorted(starts):
-            if live := self.flow.live_in(start):
-                self.emit(f"    if pc == {start}: ({self._pack(live)}) = values")
+        flow = self.flow
+        starts = {
+            start: self.carried.spread(live)
+            for start in range(flow.exit)
+            if (live := flow.live_in(start))
+        }
+        if starts:
+            self.namespace["STARTS"] = starts
+            self.emit(f"if values: ({self._pack(self.carried.order)}) = STARTS[pc](values)")
+
+    def _emit_crossing(self) -> None:
+        """Emits what all branches and joins share: the code that forks a group at the branch
+        ``branch``, and the code that leaves at the join ``stop``. Its size counts: Python takes
+        longer to compile the lists of live registers than all else."""
+        flow, carried = self.flow, self._pack(self.carried.order)
+        if not self.joins:
+            return
+        self.namespace["LEAVE"] = {
+            join: self.carried.pick(flow.live_in(join)) for join in self.joins
+        }
+        for line in (
+            "if pc < 0:",
+            f"    carried = ({carried})",
+            f"    if pc == {_LEAVE}: return LEAVE[stop](carried)",
+            "    fork = branch.fork(W, G, taken_by, carried)",
+            f"    if branch.merge == {flow.exit}:",
+            "        yield fork",
+            "        return None",
+            # The scheduler may release threads from the join. It then requests the live registers
+            # and continues from there.
+            "    if (yield fork): yield (branch.before(carried), stop)",
+            f"    ({carried}) = branch.join(fork, carried)",
+            "    pc = branch.then",
+            "    fork = carried = None",
+        ):
+            self.emit(line)
 
     def _pack(self, registers: Iterable[str]) -> str:
         return "".join(f"{self.name(register)}, " for register in registers)
@@ -155,10 +197,10 @@ class Translator(Emitter):
         self.polls = any(node.index in body for body in self.flow.spins.values())
         self.emit(f"if pc == {node.index}:")
         self.indent += 1
-        joins = {other.ipdom for other in self.flow.nodes if len(other.successors) > 1}
-        joins |= {self.flow.exit}
-        if node.index in joins:
-            self.emit(f"if stop == {node.index}: return ({self._pack(node.live_order)})")
+        if node.index in self.joins:
+            self.emit(f"if stop == {node.index}:")
+            self.emit(f"    pc = {_LEAVE}")
+            self.emit("    continue")
         self.emit(f"C[{node.index}] += nw; T[{node.index}] += nt")
         self._emit_forgotten_polls(node)
         last = node.steps[-1] if node.steps else None
@@ -258,38 +300,13 @@ class Translator(Emitter):
 
     def _emit_branch(self, node: Node) -> None:
         target, following = node.successors
-        merge = node.ipdom
-        mask, choice, fork = self.temporary(), self.temporary(), self.temporary()
+        mask, choice, name = self.temporary(), self.temporary(), f"B{node.index}"
+        self.namespace[name] = self._branch(node)
         self.emit(f"{mask} = {self.mask()}")
         self.emit(f"{choice} = taken({mask})")
         self.emit(f"if {choice} < 0:")
-        self.indent += 1
-        packs = [
-            "()" if start == merge else f"({self._pack(self.flow.live_in(start))})"
-            for start in (target, following)
-        ]
-        self.emit(
-            f"{fork} = W.fork(G, {mask}, {target}, {packs[0]}, {following}, {packs[1]}, {merge})"
-        )
-        if merge == self.flow.exit:
-            self.emit(f"yield {fork}")
-            self.emit("return None")
-        else:
-            # The scheduler may release threads from the join. It then requests the live registers
-            # and continues from there.
-            live = self.flow.live_in(merge)
-            direct = merge in node.successors
-            before = self._pack(live) if direct else "UNDEFINED, " * len(live)
-            self.emit(f"if (yield {fork}): yield (({before}), stop)")
-            written = self.flow.region_writes(node.index)
-            positions = tuple(i for i, register in enumerate(live) if register in written)
-            targets = self._pack(live[i] for i in positions)
-            # Only a part that goes straight to the join needs the values from before the fork.
-            current = targets if direct else "UNDEFINED, " * len(positions)
-            left = f"({targets}) = " if targets else ""
-            self.emit(f"{left}{fork}.join({positions!r}, ({current}))")
-            self._jump(node, merge)
-        self.indent -= 1
+        self.emit(f"    branch = {name}; taken_by = {mask}; pc = {_FORK}")
+        self.emit("    continue")
         self.emit(f"elif {choice}:")
         self.indent += 1
         self._jump(node, target)
@@ -298,6 +315,30 @@ class Translator(Emitter):
         self.indent += 1
         self._jump(node, following)
         self.indent -= 1
+
+    def _branch(self, node: Node) -> Branch:
+        """Returns the fork and join of a node's threads."""
+        flow, merge, carried = self.flow, node.ipdom, self.carried
+        live = flow.live_in(merge)
+        written = flow.region_writes(node.index)
+        then = merge
+        if merge <= node.index:
+            then = flow.exit + 1 + len(self.ways_back)
+            self.ways_back.append((node, merge))
+        target, following = node.successors
+        return Branch(
+            self.sites[self.instruction.index] if self.instruction else None,
+            target,
+            carried.pick(() if target == merge else flow.live_in(target)),
+            following,
+            carried.pick(() if following == merge else flow.live_in(following)),
+            merge,
+            # Only a part that goes straight to the join needs the values from before the fork.
+            carried.pick(live) if merge in node.successors else carried.undefined(live),
+            tuple(i for i, register in enumerate(live) if register in written),
+            carried.places(live),
+            then,
+        )
 
     def _emit_barrier(self, node: Node, instruction: Instruction, following: int) -> None:
         handler = HANDLERS[instruction.opcode]
