@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from flashsmith.benchmark import environment, timing
+from flashsmith.benchmark import environment
+from flashsmith.benchmark.clock import FLUSHED_BYTES
 from flashsmith.benchmark.environment import Environment, Telemetry
 from flashsmith.benchmark.timing import (
     INTERLEAVED,
@@ -333,6 +334,6 @@ def test_on_a_gpu_a_flush_takes_as_long_as_its_bytes_take() -> None:
     for protocol in (INTERLEAVED, Protocol.named("one_by_one")):
         found = measure(implementations, protocol, clock=clock)
         for samples in found.values():
-            terabytes_per_second = timing.FLUSHED_BYTES / samples.median_ms / 1e9
+            terabytes_per_second = FLUSHED_BYTES / samples.median_ms / 1e9
             assert 0.05 < terabytes_per_second < 100
             assert len(samples.times_ms) >= 20

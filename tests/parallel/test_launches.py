@@ -68,7 +68,7 @@ class Rank:
         monkeypatch.setattr(causal_allgather, "_peers", lambda *_: None)
         monkeypatch.setattr(
             causal_allgather,
-            "_exchange",
+            "exchange",
             lambda call, peers, gradients, sent, owners, count: (
                 lambda: {it: [pair] * count for it in owners}
             ),

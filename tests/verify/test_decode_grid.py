@@ -21,7 +21,8 @@ from grids.decode_grid import (
 from flashsmith.errors import ArgumentError
 from flashsmith.families import FAMILIES, family_named
 from flashsmith.operations import DECODE
-from flashsmith.verify.decode_reference import DecodeReference, draw_decode_inputs, expected_of
+from flashsmith.verify.decode_inputs import draw_decode_inputs
+from flashsmith.verify.decode_reference import DecodeReference, expected_of
 
 GRID = list(decode_grid())
 COVER = covering_decode_cases()

@@ -12,7 +12,8 @@ from flashsmith.errors import ArgumentError
 from flashsmith.families import Problem, get_kernel_configs
 from flashsmith.operations.operation import Call
 from flashsmith.verify import decode_reference
-from flashsmith.verify.decode_reference import DecodeReference, laid_out
+from flashsmith.verify.decode_inputs import draw_decode_inputs, laid_out
+from flashsmith.verify.decode_reference import DecodeReference
 from flashsmith.verify.operation_reference import ProofCase
 
 REFERENCE = DecodeReference()
@@ -304,7 +305,7 @@ def peak_of(batch: int) -> int:
     """Bytes that the references of so many sequences take at the most."""
     problem = Problem.parse(f"b{batch} s1:512 h4:2 d64 fp16 decode page16")
     options = REFERENCE.options(problem, lens_k=(512,) * batch)
-    inputs = decode_reference.draw_decode_inputs(problem, "random", 0, options)
+    inputs = draw_decode_inputs(problem, "random", 0, options)
     tracemalloc.start()
     try:
         decode_reference.expected_of(problem, inputs, options)

@@ -1,4 +1,4 @@
-"""The common parts of the backward families' cost models."""
+"""The common parts of the backward families: their other kernels, and their cost models."""
 
 from __future__ import annotations
 
@@ -16,6 +16,12 @@ _SHARE_OF_L2 = 0.43
 _LAUNCH_MS = 0.003
 _NORM = 4.0
 _FLOAT_BYTES = 4
+# The templates of the kernels that run before the main kernel or complete its results, by purpose.
+HELPER_TEMPLATES = {
+    "prepare": "backward_prepare_kernel",
+    "gaps": "backward_gaps_kernel",
+    "sinks": "backward_sinks_kernel",
+}
 
 
 def reduced_per_clock(device: DeviceSpec) -> float:

@@ -21,13 +21,13 @@ from flashsmith.operations.problem import Problem
 _LEAST_RATIO = 1.25
 
 
-def pack_gqa_knob(default: bool) -> Any:
+def pack_gqa_knob() -> Any:
     """Declares the knob pack_gqa, with which the rows of a tile are the query heads of a group
     instead of queries of one head."""
     return knob(
         "rows of a tile are the query heads of a group, token after token",
         word="pack_gqa",
-        default=default,
+        default=False,
         effect=_in_words,
         where="visible_blocks",
     )

@@ -28,14 +28,14 @@ _LEAST_STEPS = 2
 _MOST_ROUNDS = 2
 
 
-def split_keys_knob(default: int) -> Any:
+def split_keys_knob() -> Any:
     """Declares the knob split_keys: the number of parts into which the keys of a tile are split, or
     0 if they are not split."""
     return knob(
         "parts that a tile's keys are split into if tiles leave SMs idle; 0: none",
         values=(0, *_PARTS),
         word="split",
-        default=default,
+        default=0,
         lowest=0,
         effect=_in_words,
         where="part_of",

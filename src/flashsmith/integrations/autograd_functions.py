@@ -181,7 +181,7 @@ def _gradients_after(
     if torch.is_grad_enabled() or _transforms():
         found: tuple[Any, Any, Any, Any] = FlashsmithGradients.apply(*tensors, this.opts, needs)
         return found
-    return _gradients(*tensors, this.opts, needs, False, this)
+    return _gradients(tensors, this.opts, needs, False, this)
 
 
 class FlashsmithGradients(torch.autograd.Function):
@@ -191,22 +191,9 @@ class FlashsmithGradients(torch.autograd.Function):
     backward = staticmethod(_no_second)
 
     @staticmethod
-    def forward(
-        do: Any,
-        q: Any,
-        k: Any,
-        v: Any,
-        o: Any,
-        lse: Any,
-        dlse: Any,
-        sinks: Any,
-        cu_q: Any,
-        cu_k: Any,
-        opts: OpOptions,
-        needs: tuple[bool, bool, bool, bool],
-        fp32_gradients: bool = False,
-    ) -> tuple[Any, Any, Any, Any]:
-        return _gradients(do, q, k, v, o, lse, dlse, sinks, cu_q, cu_k, opts, needs, fp32_gradients)
+    def forward(*arguments: Any) -> tuple[Any, Any, Any, Any]:
+        """Takes the ten tensors of _gradients(), followed by its other arguments."""
+        return _gradients(arguments[:10], *arguments[10:])
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
@@ -214,24 +201,25 @@ class FlashsmithGradients(torch.autograd.Function):
 
 
 def _gradients(
-    do: Any, q: Any, k: Any, v: Any, o: Any, lse: Any, dlse: Any, sinks: Any, cu_q: Any, cu_k: Any,
-    opts: OpOptions, needs: tuple[bool, bool, bool, bool], fp32_gradients: bool = False,
+    tensors: tuple[Any, ...],
+    opts: OpOptions,
+    needs: tuple[bool, bool, bool, bool],
+    fp32_gradients: bool = False,
     this: SavedCall | None = None,
-) -> tuple[Any, Any, Any, Any]:  # fmt: skip
-    """Computes dq, dk, dv and dsinks, each None if not needed; ``this`` is the forward pass."""
-    if is_plain(do, q, k, v):
+) -> tuple[Any, Any, Any, Any]:
+    """Computes dq, dk, dv and dsinks, each None if not needed, from the ``tensors`` that
+    backward_directly() takes; ``this`` is the forward pass."""
+    if is_plain(*tensors[:4]):
         try:
-            return backward_directly(
-                do, q, k, v, o, lse, dlse, sinks, cu_q, cu_k, opts, needs, fp32_gradients, this
-            )
+            return backward_directly(tensors, opts, needs, fp32_gradients, this)
         except RuntimeError:
             # torch.autograd.grad(is_grads_batched=True) uses a different, older vmap.
-            if is_legacy_batchedtensor(do):
+            if is_legacy_batchedtensor(tensors[0]):
                 refuse_vmap()
             raise
     with torch._C._AutoDispatchBelowAutograd():
         found = OPS.attention_backward.default(
-            *(do, q, k, v, o, lse, dlse, sinks, cu_q, cu_k),
+            *tensors,
             **opts.of_op(opts.backward_config),
             deterministic=opts.deterministic,
             needs=needs,

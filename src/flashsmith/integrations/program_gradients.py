@@ -86,9 +86,8 @@ class AttentionOfProgram(torch.autograd.Function):
         needs = ctx.needs_input_grad
         found: Any = (None,) * 4
         if any(needs[1:5]):
-            found = backward_directly(
-                *(do, q, k, v, o, lse, dlse, sinks, cu_q, cu_k), opts, needs[1:5]
-            )
+            tensors = do, q, k, v, o, lse, dlse, sinks, cu_q, cu_k
+            found = backward_directly(tensors, opts, needs[1:5])
         captured: Any = nothing
         if any(needs[7:]):
             saved = Saved(do, q, k, v, o, lse, dlse, cu_q, cu_k)

@@ -89,28 +89,22 @@ def backward_arguments(
 
 
 def backward_directly(
-    do: Any,
-    q: Any,
-    k: Any,
-    v: Any,
-    o: Any,
-    lse: Any,
-    dlse: Any,
-    sinks: Any,
-    cu_q: Any,
-    cu_k: Any,
+    tensors: tuple[Any, ...],
     opts: OpOptions,
     needs: tuple[bool, bool, bool, bool],
     fp32_gradients: bool = False,
     this: SavedCall | None = None,
 ) -> tuple[Any, Any, Any, Any]:
-    """Computes dq, dk, dv and dsinks, each None if not needed; ``this`` is the forward pass."""
-    tensors = do, q, k, v, o, lse
-    call = backward_arguments(tensors, dlse, sinks, cu_q, cu_k, opts, needs, fp32_gradients)
+    """Computes dq, dk, dv and dsinks, each None if not needed; ``this`` is the forward pass.
+
+    ``tensors`` are do, q, k, v, o, lse, and dlse, sinks, cu_q and cu_k or None for each.
+    """
+    given, (dlse, sinks, cu_q, cu_k) = tensors[:6], tensors[6:]
+    call = backward_arguments(given, dlse, sinks, cu_q, cu_k, opts, needs, fp32_gradients)
     found = run_backward(*call)
     if this is not None and not this.swapped and dlse is None and sinks is None:
         # RepeatedAttention will make the next lookup, and RepeatedAttention saves a detached lse.
-        remember_gradients(this, needs, tensors, (*tensors[:5], lse.detach()))
+        remember_gradients(this, needs, given, (*given[:5], given[5].detach()))
     return found
 
 

@@ -526,9 +526,9 @@ def _not_built(cfg: KernelConfig, arch: int, semantics: Semantics, why: str) -> 
 
 
 def nearest_built(
-    cfg: KernelConfig, arch: int, semantics: Semantics = NEUTRAL, count: int = 3
+    cfg: KernelConfig, arch: int, semantics: Semantics = NEUTRAL
 ) -> list[KernelConfig]:
-    """Returns up to ``count`` configs that are built for ``arch``, those that differ from the given
+    """Returns up to three configs that are built for ``arch``, those that differ from the given
     config in the fewest knobs first."""
 
     def differences(other: KernelConfig) -> int:
@@ -536,4 +536,4 @@ def nearest_built(
 
     built = built_configs(arch=arch, semantics=semantics)
     same_family = (other for other in built if other.FAMILY == cfg.FAMILY)
-    return sorted(same_family, key=lambda other: (differences(other), other.to_ints()))[:count]
+    return sorted(same_family, key=lambda other: (differences(other), other.to_ints()))[:3]

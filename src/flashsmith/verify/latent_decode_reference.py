@@ -13,11 +13,8 @@ from flashsmith.errors import ArgumentError
 from flashsmith.families import Problem
 from flashsmith.printable import quoted
 from flashsmith.verify.attention_semantics import Lens
-from flashsmith.verify.decode_reference import (
-    DecodeReference,
-    ExpectedDecode,
-    queries_of,
-)
+from flashsmith.verify.decode_inputs import queries_of
+from flashsmith.verify.decode_reference import DecodeReference, ExpectedDecode
 from flashsmith.verify.operation_reference import ProofCase
 from flashsmith.verify.stored_rows import scales_of
 from flashsmith.verify.tolerance import MIN_OUTPUTS

@@ -246,10 +246,10 @@ def _between(value: float, low: float, high: float, start: float, end: float) ->
     return start + min(1.0, max(0.0, share)) * (end - start)
 
 
-def _ticks(top: float, most: int = 5) -> list[float]:
-    """Round numbers between 0 and `top`, for an axis."""
-    magnitude = 10.0 ** math.floor(math.log10(top / most))
-    step = next(magnitude * f for f in (1, 2, 5, 10, 20) if top / (magnitude * f) <= most)
+def _ticks(top: float) -> list[float]:
+    """At most six round numbers from 0 to `top`, for an axis."""
+    magnitude = 10.0 ** math.floor(math.log10(top / 5))
+    step = next(magnitude * f for f in (1, 2, 5, 10, 20) if top / (magnitude * f) <= 5)
     return [step * count for count in range(math.floor(top / step + 1e-9) + 1)]
 
 

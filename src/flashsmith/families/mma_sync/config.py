@@ -209,8 +209,8 @@ class FlashForwardKernelConfig(ForwardConfig):
         effect=describe.group,
         where="TileCoord",
     )
-    split_keys: int = split_keys_knob(default=0)
-    pack_gqa: bool = pack_gqa_knob(default=False)
+    split_keys: int = split_keys_knob()
+    pack_gqa: bool = pack_gqa_knob()
     canonical: int = canonical_knob()
     d_v: int = d_v_knob()
 

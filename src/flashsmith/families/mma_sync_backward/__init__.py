@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
-from flashsmith.families.backward_work import helpers_ms
+from flashsmith.families.backward_work import HELPER_TEMPLATES, helpers_ms
 from flashsmith.families.block_lists import key_list_templates, query_list_templates
 from flashsmith.families.cpp import CppNames
 from flashsmith.families.device import DeviceSpec
@@ -51,13 +51,7 @@ class MmaSyncBackwardFamily(Family):
         queries = {"finish": "backward_finish_kernel"}
         if cfg.dq == DqMode.TWO_KERNELS:
             queries = {"queries": "backward_queries_kernel"}
-        return {
-            "main": self.cpp.kernel,
-            **queries,
-            "prepare": "backward_prepare_kernel",
-            "gaps": "backward_gaps_kernel",
-            "sinks": "backward_sinks_kernel",
-        }
+        return {"main": self.cpp.kernel, **queries, **HELPER_TEMPLATES}
 
     def program_templates(self, cfg: Any, semantics: Semantics) -> Mapping[str, str]:
         lists = query_list_templates(semantics)

@@ -266,8 +266,8 @@ class WgmmaForwardKernelConfig(ForwardConfig):
         effect=describe.short,
         where="Consumer::run_QK_gemm_of",
     )
-    split_keys: int = split_keys_knob(default=0)
-    pack_gqa: bool = pack_gqa_knob(default=False)
+    split_keys: int = split_keys_knob()
+    pack_gqa: bool = pack_gqa_knob()
     register_Q: int = knob(
         "steps of 16 columns of Q that a tile's GEMMs read from registers",
         values=(0, 4, 8),

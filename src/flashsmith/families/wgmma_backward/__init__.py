@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
 
-from flashsmith.families.backward_work import helpers_ms
+from flashsmith.families.backward_work import HELPER_TEMPLATES, helpers_ms
 from flashsmith.families.block_lists import query_list_templates
 from flashsmith.families.cpp import CppNames
 from flashsmith.families.device import DeviceSpec
@@ -61,13 +61,7 @@ class WgmmaBackwardFamily(WarpgroupBackwardFamily):
             of_dq = {"dq": "hopper_dq_kernel"}
         elif cfg.sums_dq:
             of_dq = {"finish": "hopper_backward_finish_kernel"}
-        return {
-            "main": self.cpp.kernel,
-            **of_dq,
-            "prepare": "backward_prepare_kernel",
-            "gaps": "backward_gaps_kernel",
-            "sinks": "backward_sinks_kernel",
-        }
+        return {"main": self.cpp.kernel, **of_dq, **HELPER_TEMPLATES}
 
     def program_templates(self, cfg: Any, semantics: Semantics) -> Mapping[str, str]:
         lists = query_list_templates(semantics)

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
-from flashsmith.families.backward_work import helpers_ms
+from flashsmith.families.backward_work import HELPER_TEMPLATES, helpers_ms
 from flashsmith.families.block_lists import key_list_templates
 from flashsmith.families.cpp import CppNames
 from flashsmith.families.device import DeviceSpec
@@ -54,12 +54,7 @@ class WgmmaDqFamily(WarpgroupBackwardFamily):
     }
 
     def kernel_templates(self, cfg: Any) -> Mapping[str, str]:
-        return {
-            "main": self.cpp.kernel,
-            "prepare": "backward_prepare_kernel",
-            "gaps": "backward_gaps_kernel",
-            "sinks": "backward_sinks_kernel",
-        }
+        return {"main": self.cpp.kernel, **HELPER_TEMPLATES}
 
     def program_templates(self, cfg: Any, semantics: Semantics) -> Mapping[str, str]:
         return key_list_templates(semantics)
