@@ -200,3 +200,52 @@ def test_keywords_of_no_use_here_are_argument_errors(
 ) -> None:
     with pytest.raises(ArgumentError, match=message):
         function("q", "k", "v", **keywords)
+
+
+def half(*shape: int) -> Any:
+    return np.zeros(shape, np.float16)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"softmax_scale": 0.0}, r"softmax_scale=0\.0: give a finite number"),
+        ({"s_aux": np.zeros(3, np.float32)}, r"s_aux: shape \(3,\)"),
+        ({"q": half(12, 4, 60)}, r"q: d_head 60 .* pass softmax_scale=1/sqrt\(60\)"),
+        ({"alibi_slopes": np.zeros(3)}, r"alibi_slopes: shape \(3,\); give one slope .* \(4,\)"),
+        ({"alibi_slopes": np.zeros(1)}, r"alibi_slopes: shape \(1,\); give one slope"),
+        ({"alibi_slopes": np.zeros((3, 4))}, r"alibi_slopes: shape \(3, 4\); .* or \(2, 4\)"),
+        ({"alibi_slopes": True}, "alibi_slopes: got bool; give a tensor"),
+    ],
+)
+def test_errors_have_flash_attentions_names(changes: dict[str, Any], message: str) -> None:
+    """Though the checks are those of attention(), which names some arguments differently."""
+    packed = {"q": half(12, 4, 64), "k": half(12, 4, 64), "v": half(12, 4, 64), **changes}
+    if "60" in message:
+        packed["k"] = packed["v"] = packed["q"]
+    dense = {name: packed[name].reshape(2, 6, *packed[name].shape[1:]) for name in "qkv"}
+    with pytest.raises(ArgumentError, match=f"^{message}"):
+        flash_attn_func(**(packed | dense))
+    starts = np.array([0, 5, 12], np.int32)
+    with pytest.raises(ArgumentError, match=f"^{message}"):
+        flash_attn_varlen_func(**packed, cu_seqlens_q=starts, cu_seqlens_k=starts)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"block_table": np.zeros((3, 1), np.int32)}, r"block_table: shape \(3, 1\)"),
+        ({"k": half(2, 16, 2, 32)}, "k: "),
+        ({"seqused_k": np.array([4, 99], np.int32)}, r"seqused_k\[1\]=99: "),
+        ({"cu_seqlens_k": np.array([0, 4, 99], np.int32)}, r"cu_seqlens_k\[1\]=95: "),
+    ],
+)
+def test_errors_of_pages_have_flash_attentions_names(changes: dict[str, Any], message: str) -> None:
+    starts = np.array([0, 1, 2], np.int32)
+    call = {
+        **{"q": half(2, 4, 64), "k": half(2, 16, 4, 64), "v": half(2, 16, 4, 64)},
+        **{"cu_seqlens_q": starts, "cu_seqlens_k": starts, "max_seqlen_q": 1},
+        "block_table": np.zeros((2, 1), np.int32),
+    }
+    with pytest.raises(ArgumentError, match=f"^{message}"):
+        flash_attn_varlen_func(**(call | changes))

@@ -48,6 +48,22 @@ def test_what_flash_mla_has_besides_is_refused(changed: str) -> None:
         flash_mla_with_kvcache(q, pages, table, LENS, 512, **keywords)
 
 
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"cache_seqlens": LENS.long()}, "cache_seqlens: dtype torch.int64"),
+        ({"block_table": torch.zeros(3, 1, dtype=torch.int32)}, r"block_table: shape \(3, 1\)"),
+        ({"softmax_scale": 0.0}, r"softmax_scale=0\.0: "),
+        ({"head_dim_v": 500}, "head_dim_v=500: "),
+    ],
+)
+def test_errors_have_flash_mlas_names(changes: dict[str, Any], message: str) -> None:
+    q, pages, table = drawn()
+    call = {"block_table": table, "cache_seqlens": LENS, "head_dim_v": 512, **changes}
+    with pytest.raises(ArgumentError, match=f"^{message}"):
+        flash_mla_with_kvcache(q, pages, **call)
+
+
 def test_qv_takes_the_columns_apart() -> None:
     """q and the rows in two parts, as FlashAttention 3 takes them, and a row to append."""
     q, pages, table = drawn()

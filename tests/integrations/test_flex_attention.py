@@ -155,7 +155,11 @@ def test_refused() -> None:
         call(q, q, q, lambda s, b, h, i, j: s + torch.dot(SLOPES[i], SLOPES[j]))
     with pytest.raises(ArgumentError, match="return_lse"):
         call(q, q, q, return_lse=True, return_aux=pytorch.AuxRequest(lse=True))
-    with pytest.raises(ArgumentError, match="mask=3: give a function"):
+    with pytest.raises(ArgumentError, match=r"^query: dtype torch\.float32"):
+        call(q.float(), q.float(), q.float())
+    with pytest.raises(ArgumentError, match=r"^block_mask=3: give a function"):
+        call(q, q, q, block_mask=3)
+    with pytest.raises(ArgumentError, match=r"^mask=3: give a function"):
         flashsmith.attention(*(it.transpose(1, 2) for it in draw()), mask=3)
     with pytest.raises(ArgumentError, match="positions='middle'"):
         flashsmith.attention(

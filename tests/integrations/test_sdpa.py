@@ -186,6 +186,15 @@ def test_wrong_types(change: dict[str, Any], reason: str, autocast: bool) -> Non
             sdpa(**call)
 
 
+def test_a_scale_may_be_a_symbol() -> None:
+    def layer(q: Any, scale: float) -> Any:
+        return sdpa(q, q, q, scale=scale, emulate=True)
+
+    compiled = torch.compile(layer, fullgraph=True, backend="aot_eager", dynamic=True)
+    q = drawn(1, 2, 20, 32)
+    assert torch.equal(compiled(q, 0.25), layer(q, 0.25))
+
+
 def test_one_warning_for_one_reason() -> None:
     q, before = drawn(1, 2, 20, 32, dtype=torch.float32), fallback_count()
     with warnings.catch_warnings(record=True) as caught:

@@ -23,6 +23,7 @@ from flashsmith.errors import ArgumentError  # noqa: E402
 from flashsmith.families import Semantics  # noqa: E402
 from flashsmith.families import parse_kernel_name_into_config as parse  # noqa: E402
 from flashsmith.integrations.fallbacks import FallbackWarning  # noqa: E402
+from flashsmith.runtime import frameworks  # noqa: E402
 
 # What other tests of this folder have, too.
 CFG = parse("(FP16, 64, 64, 32, 4): async+eager+swizzled+load_2_2_2_tiles+opt_softmax")
@@ -266,6 +267,22 @@ class TestLengthsThatAreTensors:
 
         o = torch.compile(varlen, fullgraph=True, backend="aot_eager")(q, self.STARTS)
         assert torch.equal(o, varlen(q, self.STARTS))
+
+
+@pytest.mark.parametrize("window", [(-1, -1), [-1, -1]])
+def test_the_first_call_of_a_process_is_compiled(
+    window: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It finds no types that earlier calls have looked up."""
+    q = drawn(1, 20, 2, 32)
+
+    def layer(q: Any) -> Any:
+        return flashsmith.flash_attn_func(q, q, q, window_size=window)
+
+    torch._dynamo.reset()
+    monkeypatch.setattr(frameworks, "_by_type", {})
+    found = torch.compile(layer, fullgraph=True, backend="aot_eager")(q)
+    assert torch.equal(found, layer(q))
 
 
 class TestVersions:

@@ -117,12 +117,12 @@ def flash_attn_func(
     """
     _check_unsupported(dropout_p)
     keywords = {
-        **_alibi(alibi_slopes),
+        **_alibi(alibi_slopes, q),
         **_options(causal, window_size, softcap, softmax_scale, s_aux, bits),
         "return_lse": return_attn_probs,
         "deterministic": deterministic or None,
     }
-    return Translated(attention, (q, k, v), keywords, _probs(return_attn_probs))
+    return Translated(attention, (q, k, v), keywords, _probs(return_attn_probs), _NAMES)
 
 
 @overload
@@ -234,15 +234,35 @@ def flash_attn_varlen_func(
     if block_table is not None:
         lens = _lengths_between("cu_seqlens_k", cu_seqlens_k) if seqused_k is None else seqused_k
         keywords |= {"cache_lens": lens, "page_table": block_table}
-        keywords |= _alibi_over_cache(alibi_slopes)
+        keywords |= _alibi_over_cache(alibi_slopes, q, cu_seqlens_q)
     else:
         keywords |= {"cu_seqlens_k": cu_seqlens_k, "max_seqlen_k": max_seqlen_k}
     if uses_parts:
         _check_bits_of_parts(bits)
         function, keywords["seqused_k"] = _of_used_keys, seqused_k
     elif block_table is None:
-        keywords |= {**_alibi(alibi_slopes), "deterministic": deterministic or None}
-    return Translated(function, (q, k, v), keywords, _probs(return_attn_probs))
+        slopes = _alibi(alibi_slopes, q, cu_seqlens_q)
+        keywords |= {**slopes, "deterministic": deterministic or None}
+    names = _VARLEN_NAMES if seqused_k is None else _USED_NAMES
+    return Translated(function, (q, k, v), keywords, _probs(return_attn_probs), names)
+
+
+# FlashAttention's names of arguments of attention() and attention_with_cache(). The latter's
+# lengths and caches have other names in each of the functions.
+_NAMES = {
+    **{"scale": "softmax_scale", "sinks": "s_aux", "window": "window_size"},
+    **{"score_mod": "alibi_slopes", "return_lse": "return_attn_probs"},
+}
+_VARLEN_NAMES = {
+    **_NAMES,
+    **{"page_table": "block_table", "k_cache": "k", "v_cache": "v", "cache_lens": "cu_seqlens_k"},
+}
+_USED_NAMES = {**_VARLEN_NAMES, "cache_lens": "seqused_k"}
+_CACHE_NAMES = {
+    **_NAMES,
+    **{"cache_lens": "cache_seqlens", "cos": "rotary_cos", "sin": "rotary_sin"},
+    **{"mask": "attention_chunk", "return_lse": "return_softmax_lse"},
+}
 
 
 def _options(
@@ -431,10 +451,11 @@ def flash_attn_with_kvcache(
         "max_seqlen_q": max_seqlen_q,
         "split": "invariant" if num_splits <= 1 else "free",
         "return_lse": return_softmax_lse,
-        **_alibi_over_cache(alibi_slopes),
+        **_alibi_over_cache(alibi_slopes, q, cu_seqlens_q),
         **_chunks(attention_chunk),
     }
-    return Translated(attention_with_cache, (q, k_cache, values), keywords)
+    names = _CACHE_NAMES if block_table is None else _CACHE_NAMES | {"page_table": "block_table"}
+    return Translated(attention_with_cache, (q, k_cache, values), keywords, (), names)
 
 
 def _only_one(page_table: Any, block_table: Any) -> Any:
@@ -540,23 +561,34 @@ def _in_words(tensor: Any) -> str:
     return type(tensor).__name__ + ("" if shape is None else f" of shape {tuple(shape)}")
 
 
-def _alibi(slopes: Array | None) -> dict[str, Any]:
-    """Returns the keywords of attention() for ALiBi.
+def _alibi(slopes: Array | None, q: Any, cu_seqlens_q: Any = None) -> dict[str, Any]:
+    """Returns the keywords of attention() for ALiBi with the queries ``q``.
 
     The distances that ALiBi uses are measured between positions, not between indices.
     """
     if slopes is None:
         return {}
-    shape = tuple(getattr(slopes, "shape", ()))
+    if not hasattr(slopes, "shape"):
+        raise ArgumentError(f"alibi_slopes: got {_in_words(slopes)}; give a tensor")
+    shape, wanted = tuple(slopes.shape), getattr(q, "shape", ())
     if len(shape) not in (1, 2):
         raise ArgumentError(f"alibi_slopes: shape {shape}; give (heads,) or (batch, heads)")
+    if len(wanted) in (3, 4):  # attention() refuses other queries
+        batch = (
+            wanted[0] if cu_seqlens_q is None else _shape("cu_seqlens_q", cu_seqlens_q, 1)[0] - 1
+        )
+        if shape[-1] != wanted[-2] or (len(shape) == 2 and shape[0] != batch):
+            raise ArgumentError(
+                f"alibi_slopes: shape {shape}; give one slope for each head of q, "
+                f"({wanted[-2]},), or ({batch}, {wanted[-2]})"
+            )
     return {"score_mod": alibi(slopes), "positions": "end"}
 
 
-def _alibi_over_cache(slopes: Array | None) -> dict[str, Any]:
+def _alibi_over_cache(slopes: Array | None, q: Any, cu_seqlens_q: Any) -> dict[str, Any]:
     """Returns the keywords of attention_with_cache() for ALiBi. There, indices are already
     positions."""
-    found = _alibi(slopes)
+    found = _alibi(slopes, q, cu_seqlens_q)
     found.pop("positions", None)
     return found
 

@@ -6,6 +6,7 @@ from typing import Any
 
 from flashsmith.errors import ArgumentError
 from flashsmith.integrations.traceable import attention_with_cache, without_torchscript
+from flashsmith.integrations.translated_calls import Translated, run_translated
 from flashsmith.runtime.tensors import Array
 
 
@@ -58,15 +59,21 @@ def flash_mla_with_kvcache(
     if indices is not None:
         raise ArgumentError("indices: not supported; must be None: every key is visited")
     scale = q.shape[-1] ** -0.5 if softmax_scale is None else softmax_scale
-    outputs: tuple[Any, Any] = attention_with_cache(
-        q,
-        k_cache,
-        v_width=head_dim_v,
-        cache_lens=cache_seqlens,
-        page_table=block_table,
-        scale=scale,
-        causal=causal,
-        split="free",
-        return_lse=True,
-    )
+    keywords = {
+        "v_width": head_dim_v,
+        "cache_lens": cache_seqlens,
+        "page_table": block_table,
+        "scale": scale,
+        "causal": causal,
+        "split": "free",
+        "return_lse": True,
+    }
+    call = Translated(attention_with_cache, (q, k_cache, None), keywords, (), _NAMES)
+    outputs: tuple[Any, Any] = run_translated(call)
     return outputs
+
+
+_NAMES = {
+    **{"v_width": "head_dim_v", "cache_lens": "cache_seqlens"},
+    **{"page_table": "block_table", "scale": "softmax_scale"},
+}

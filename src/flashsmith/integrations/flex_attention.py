@@ -10,6 +10,7 @@ import torch
 from flashsmith.errors import ArgumentError
 from flashsmith.families import KernelConfig
 from flashsmith.integrations.traceable import attention, without_torchscript
+from flashsmith.integrations.translated_calls import Translated, run_translated
 from flashsmith.printable import quoted
 from flashsmith.semantics.signature import check_flag
 
@@ -59,20 +60,24 @@ def flex_attention(
     """
     query, key, value = _check_tensors(query, key, value, enable_gqa)
     wants_lse, wants_max = _wanted(return_lse, return_aux)
-    found = attention(
-        *(it.transpose(1, 2) for it in (query, key, value)),
-        score_mod=score_mod,
-        mask=block_mask,
-        scale=scale,
-        return_lse=wants_lse,
-        return_row_max=wants_max,
-        config=_config(kernel_options),
-    )
+    keywords = {
+        "score_mod": score_mod,
+        "mask": block_mask,
+        "scale": scale,
+        "return_lse": wants_lse,
+        "return_row_max": wants_max,
+        "config": _config(kernel_options),
+    }
+    tensors = query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2)
+    found = run_translated(Translated(attention, tensors, keywords, (), _NAMES))
     output, *statistics = found if isinstance(found, tuple) else (found,)
     output = output.transpose(1, 2)
     if return_aux is None:
         return (output, statistics[0]) if wants_lse else output
     return output, _aux_output(statistics, wants_lse=wants_lse, wants_max=wants_max)
+
+
+_NAMES = {"q": "query", "k": "key", "v": "value", "mask": "block_mask", "config": "kernel_options"}
 
 
 def _wanted(return_lse: bool, return_aux: Any) -> tuple[bool, bool]:

@@ -160,7 +160,7 @@ def _why_not(call: _SdpaCall, emulate: bool | None) -> Reason | None:
     if emulate is not None:
         check_emulate(emulate)
     tracing = is_tracing()
-    if (reason := why_not_now(tracing) or _why_not_types(call)) is not None:
+    if (reason := why_not_now(tracing) or _why_not_types(call, tracing)) is not None:
         return reason
     problem = SdpaProblem(
         tensor_facts(call.query, tracing),
@@ -182,8 +182,11 @@ def _why_not(call: _SdpaCall, emulate: bool | None) -> Reason | None:
     return why_not_on(call.query.device, emulate, width, with_gradients=with_gradients)
 
 
-def _why_not_types(call: _SdpaCall) -> Reason | None:
-    """Returns which argument has a type that PyTorch refuses, so that its error is raised."""
+def _why_not_types(call: _SdpaCall, tracing: bool) -> Reason | None:
+    """Returns which argument has a type that PyTorch refuses, so that its error is raised.
+
+    A scale is not checked while tracing, when it may be a symbol.
+    """
     query, key, value, mask = call[:4]
     tensors = (("query", query), ("key", key), ("value", value), ("attn_mask", mask))
     for name, it in tensors:
@@ -192,7 +195,7 @@ def _why_not_types(call: _SdpaCall) -> Reason | None:
     for name, flag in (("is_causal", call.is_causal), ("enable_gqa", call.enable_gqa)):
         if not isinstance(flag, (bool, torch.SymBool)):
             return Reason(name, f"{flag!r}; must be True or False")
-    if call.scale is not None and not hasattr(call.scale, "__float__"):
+    if not tracing and call.scale is not None and not hasattr(call.scale, "__float__"):
         return Reason("scale", f"no number, but {type(call.scale).__name__}")
     return None
 

@@ -6,27 +6,56 @@ original arguments and runs the cached launch of its translation.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from flashsmith.integrations.traceable import attention, attention_with_cache
+from flashsmith.errors import ArgumentError
+from flashsmith.integrations.traceable import attention, attention_with_cache, is_tracing
 from flashsmith.runtime import cached_calls
 from flashsmith.runtime.cached_calls import is_constant
 
 
 class Translated(NamedTuple):
-    """A translated call, and the values to append to its results."""
+    """A translated call, the values to append to its results, and the caller's names of those
+    arguments that the called function names differently."""
 
     function: Callable[..., Any]
     tensors: tuple[Any, Any, Any]
     keywords: dict[str, Any]
     also: tuple[Any, ...] = ()
+    names: Mapping[str, str] = MappingProxyType({})
 
 
 def run_translated(call: Translated) -> Any:
-    """Makes the call, and returns its results followed by ``call.also``."""
-    results = call.function(*call.tensors, **call.keywords)
+    """Makes the call, and returns its results followed by ``call.also``.
+
+    An ArgumentError of the call has the caller's names of its arguments.
+    """
+    if is_tracing():  # torch.compile cannot trace the changes of an error
+        results = call.function(*call.tensors, **call.keywords)
+    else:
+        try:
+            results = call.function(*call.tensors, **call.keywords)
+        except ArgumentError as error:
+            error.args = (in_callers_names(str(error), call.names),)
+            raise
     return (*results, *call.also) if call.also else results
+
+
+# What an error is about, at its beginning: 'q, k, v:', 'cache_lens[0]=9:'; and arguments that its
+# advice mentions: 'pass scale=', 'and cos is given'.
+_NAMED = re.compile(r"^\w+(?:, \w+)*(?=[:=\[])|\b\w+(?==| is given| is missing)")
+
+
+def in_callers_names(message: str, names: Mapping[str, str]) -> str:
+    """Returns an error's message with the arguments renamed by ``names``."""
+
+    def renamed(found: re.Match[str]) -> str:
+        return ", ".join(names.get(name, name) for name in found[0].split(", "))
+
+    return _NAMED.sub(renamed, message)
 
 
 def remember_translated(arguments: tuple[Any, ...], names: Any, call: Translated) -> None:

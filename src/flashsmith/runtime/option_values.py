@@ -63,8 +63,14 @@ def in_dtype(tensor: Any, dtype: Any) -> Any:
     return tensor.float() if dtype == "float32" else tensor.to(dtype)
 
 
+# torch.compile cannot trace framework_of() for a type that was not looked up before.
+_NO_TENSORS = (tuple, list, int, float, bool, str)
+
+
 def _has_shape(value: Any, shape: tuple[int, ...]) -> bool:
     """Whether a value is a tensor of this shape."""
+    if type(value) in _NO_TENSORS:
+        return False
     return framework_of(type(value)) is not None and tuple(value.shape) == shape
 
 

@@ -234,7 +234,7 @@ GOOD = "full,float16,128,1024,16,16,16,FA2,0.4,340.0,0.0002,True\n"
     ("name", "text", "said"),
     [
         ("a.csv", "x,y\n1,2\n", r"a\.csv, line 1: these columns do not belong to a result: x, y"),
-        ("a.csv", "", r"a\.csv, line 1: these columns do not belong to a result: \(none\)"),
+        ("a.csv", "", r"a\.csv: is empty; results are rows"),
         ("a.csv", HEADER + GOOD + GOOD.replace("340.0", "fast"), r"a\.csv, line 3: .*fast"),
         ("a.csv", HEADER + GOOD + "full,float16\n", r"a\.csv, line 3"),
         ("a.csv", HEADER + GOOD.replace("float16", "int8"), r"a\.csv, line 2: .*int8"),
@@ -273,9 +273,11 @@ def test_a_file_of_no_text_is_refused(tmp_path: Path) -> None:
         read(tmp_path / "a.csv")
 
 
-@pytest.mark.parametrize("name", ["nothing.csv", "."])
-def test_what_is_no_file_is_refused(tmp_path: Path, name: str) -> None:
-    with pytest.raises(ArgumentError, match="there is no such file"):
+@pytest.mark.parametrize(
+    ("name", "message"), [("nothing.csv", "there is no such file"), (".", "is a folder")]
+)
+def test_what_is_no_file_is_refused(tmp_path: Path, name: str, message: str) -> None:
+    with pytest.raises(ArgumentError, match=f": {message}; give result files"):
         read(tmp_path / name)
 
 

@@ -93,7 +93,8 @@ def _without(results: Results, seen: set[str]) -> Results:
 
 def _read(path: Path) -> Results:
     if not os.path.isfile(path):
-        raise ArgumentError(f"{path}: there is no such file; give result files: {READS}")
+        what = "is a folder" if os.path.isdir(path) else "there is no such file"
+        raise ArgumentError(f"{path}: {what}; give result files: {READS}")
     if path.suffix == ".gz":
         return _read_compressed(path)
     readers = {
@@ -189,7 +190,9 @@ def _read_csv(path: Path) -> Results:
         return _rows(path, "rows of semantics-speed.csv", converted_rows.read_speed(path))
     if set(columns) >= _PROFILE_COLUMNS:
         return _read_profile(path)
-    shown = quoted(", ".join(columns), 120)[1:-1] or "(none)"
+    if not columns:
+        raise _NoResult(f"{path}: is empty; results are {READS}")
+    shown = quoted(", ".join(columns), 120)[1:-1]
     raise _NoResult(
         f"{path}, line 1: these columns do not belong to a result: {shown}; results are {READS}"
     )
