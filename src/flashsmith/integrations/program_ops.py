@@ -102,7 +102,7 @@ def _run_backward(
     found: Any = (None,) * 4
     if any(needs):
         tensors = do, q, k, v, o, lse, dlse, sinks, cu_q, cu_k
-        found = backward_directly(*tensors, opts, tuple(needs))
+        found = backward_directly(tensors, opts, tuple(needs))
     first = [nothing_like(q, q.dtype) if it is None else it for it in found[:3]]
     dsinks = nothing_like(q) if found[3] is None else found[3]
     return (
