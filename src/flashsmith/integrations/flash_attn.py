@@ -570,7 +570,8 @@ def _alibi(slopes: Array | None, q: Any, cu_seqlens_q: Any = None) -> dict[str, 
         return {}
     if not hasattr(slopes, "shape"):
         raise ArgumentError(f"alibi_slopes: got {_in_words(slopes)}; give a tensor")
-    shape, wanted = tuple(slopes.shape), getattr(q, "shape", ())
+    shape: tuple[int, ...] = tuple(slopes.shape)
+    wanted: tuple[int, ...] = getattr(q, "shape", ())
     if len(shape) not in (1, 2):
         raise ArgumentError(f"alibi_slopes: shape {shape}; give (heads,) or (batch, heads)")
     if len(wanted) in (3, 4):  # attention() refuses other queries
