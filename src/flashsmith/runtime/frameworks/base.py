@@ -154,7 +154,7 @@ class Framework(ABC):
         """
 
     def note_writes(self, tensors: Sequence[Any]) -> None:
-        """Tells the framework that a kernel has changed the contents of the caller's tensors."""
+        """Notes in the framework that a kernel changes the contents of the caller's tensors."""
         return None
 
     def is_deterministic(self) -> bool:
