@@ -120,7 +120,7 @@ def over_cache_by_program(
     """Computes attention_with_cache() with ``functions`` by a call to an op; returns None when
     attention_by_program() would."""
     asked = CACHE.bind(keywords)
-    caches: tuple[Any, ...] = (k_cache, v_cache)
+    caches: tuple[Any, ...] = k_cache, v_cache
     ops, called = OPS_OVER_CACHES, called_by_op
     if asked["v_width"] is not None:
         check_keywords(v_cache, asked)
