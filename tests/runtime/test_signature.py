@@ -115,7 +115,7 @@ def test_options_have_the_defaults() -> None:
     assert set(CACHE.defaults) - {"v_width"} - functions == (
         {*options, *DecodeTensors._fields[3:], "config", "emulate"} - {"program"}
     )
-    latent = {*LatentOptions._fields, *LatentTensors._fields[2:]} - set(SCALE_OPTIONS)
+    latent = {*LatentOptions._fields, *LatentTensors._fields[2:]} - {*SCALE_OPTIONS, "program"}
     assert set(CACHE.defaults) > latent
     assert [name for name in options if ARGUMENTS[name].is_tensor] == []
     assert [name for name in DecodeTensors._fields[3:] if not ARGUMENTS[name].is_tensor] == []

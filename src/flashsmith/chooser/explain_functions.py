@@ -27,12 +27,15 @@ class FunctionsExplained:
     asked: the limits on visible keys that follow from the caller's causal and window.
     limits: the limits on visible keys that follow from the kernel's causal and window.
     has_mask: whether the call has a mask other than causal and window.
+    has_lists: whether calls list blocks by the mask. Over latent caches, kernels evaluate it for
+        every key.
     """
 
     bound: BoundProgram | None
     asked: MaskLimits
     limits: MaskLimits
     has_mask: bool
+    has_lists: bool = True
 
     @property
     def program(self) -> Program | None:
@@ -75,7 +78,9 @@ class FunctionsExplained:
         if self.limits != self.asked:
             parts.append(f"the mask is {_band(self.limits)}: its kernels visit no hidden block")
         program = self.program
-        if program is not None and program.mask is not None:
+        if program is not None and program.mask is not None and not self.has_lists:
+            parts.append("not an interval around the query: kernels evaluate it for every key")
+        elif program is not None and program.mask is not None:
             by = ["sequence"] * program.mask_reads_batch + ["head"] * program.mask_reads_head
             lists = f"for each {' and '.join(by)}" if by else "once for all sequences and heads"
             parts.append(

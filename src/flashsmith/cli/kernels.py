@@ -316,6 +316,7 @@ def _explain_functions(text: str, arch: str | None, as_json: bool) -> None:
     from flashsmith.chooser.explain_functions import explain
     from flashsmith.chooser.function_problems import parse_with_functions
     from flashsmith.operations.decode import DECODE
+    from flashsmith.operations.latent_decode import LATENT_DECODE
     from flashsmith.runtime.target import choose_target
 
     import_from_here()
@@ -323,9 +324,10 @@ def _explain_functions(text: str, arch: str | None, as_json: bool) -> None:
     problem, asked = found.problem, found.asked
     lengths = None if problem.semantics.packed else (problem.seq_q, problem.seq_k)
     functions = {**found.functions._asdict(), "causal": asked[0], "window": asked[1]}
-    if problem.operation == DECODE.name:  # indices are positions in the whole sequence
+    is_latent = problem.operation == LATENT_DECODE.name
+    if is_latent or problem.operation == DECODE.name:  # indices are positions in the whole sequence
         functions["positions"], lengths = "end", None
-    explained = explain(**functions, lengths=lengths)
+    explained = replace(explain(**functions, lengths=lengths), has_lists=not is_latent)
     choice = choose(problem, choose_target(arch).device)
     if as_json:
         print_json({**explained.to_json(), "kernel": choice.to_json()})

@@ -12,6 +12,7 @@ from flashsmith.operations.backward import BACKWARD, check_grad_dtype, gradients
 from flashsmith.printable import quoted
 from flashsmith.runtime.arguments import check_config, check_request
 from flashsmith.runtime.cached_calls import Invocation, Remember, run_cached
+from flashsmith.runtime.fallback_kernels import fallback_kernels
 from flashsmith.runtime.forward_pass import read_names, waits_for, with_reads
 from flashsmith.runtime.kernel_choice import (
     Chooser,
@@ -268,7 +269,9 @@ def _kernel_for(
     if wish.is_empty:
         return cfg, None, True
     kernel = kernel_for(cfg, semantics, wish, device, chooser)
-    return kernel.config, kernel, (kernel.config, kernel.semantics) == (cfg, semantics)
+    is_own = (kernel.config, kernel.semantics) == (cfg, semantics)
+    stands = fallback_kernels.stands_for((cfg, device.arch, semantics), wish)
+    return kernel.config, kernel, is_own or stands
 
 
 def _readable(name: str, tensor: Any, wish: Request, cfg: KernelConfig) -> tuple[Any, str]:

@@ -32,6 +32,7 @@ from flashsmith.runtime.forward_pass import read_names, with_reads
 from flashsmith.runtime.frameworks.base import TensorView
 from flashsmith.runtime.kernel_choice import (
     Chooser,
+    as_installed,
     check_server,
     config_and_device,
     kernel_for,
@@ -162,7 +163,11 @@ def _run(
     request = with_own_checked(request)
 
     def find_kernel() -> LoadedKernel:
-        return kernel or kernel_for(cfg, semantics, request, device, None)
+        if kernel is not None:
+            return kernel
+        has_config = isinstance(config, KernelConfig)
+        wanted = semantics if has_config else as_installed(cfg, semantics, device)
+        return kernel_for(cfg, wanted, request, device, None)
 
     prepared = prepare(request, device, find_kernel)
     outputs = prepared.run().outputs

@@ -109,6 +109,11 @@ class FallbackKernels:
             self._say(wanted, other, why, is_as_fast, same_bits=same_bits)
             return other
 
+    def stands_for(self, wanted: Key, request: Asked) -> bool:
+        """Whether an installed kernel that is as fast serves the request in place of ``wanted``, so
+        that later calls need not look for another."""
+        return bool(self.as_fast) and _call(wanted, request) in self.as_fast
+
     def _remember(self, call: _Call, other: LoadedKernel, stamp: object, *, as_fast: bool) -> None:
         if self.stamp != stamp or len(self.found) >= MOST_CALLS:
             # The dict is replaced, not emptied, because another thread may be reading the old one.

@@ -11,6 +11,7 @@ from flashsmith.families.canonical import emulated_arch
 from flashsmith.operations.operation import READS
 from flashsmith.runtime.arguments import check_config, check_device, check_request, check_serves
 from flashsmith.runtime.cached_calls import Invocation, Remember, run_cached
+from flashsmith.runtime.fallback_kernels import fallback_kernels
 from flashsmith.runtime.kernel_choice import (
     Chooser,
     arch_to_emulate,
@@ -437,6 +438,12 @@ def run_request(
 
     prepared = prepare(request, device, find_kernel, timed=timed, poisoned=poisoned)
     result = prepared.run(observers, schedule_seed)
-    if launched is not None and prepared.is_by(cfg, semantics):
+    if launched is not None and (
+        prepared.is_by(cfg, semantics)
+        or (
+            prepared.launch is not None
+            and fallback_kernels.stands_for((cfg, device.arch, semantics), request)
+        )
+    ):
         launched(prepared)
     return result

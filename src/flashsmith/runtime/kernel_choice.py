@@ -4,9 +4,10 @@ Chooser picks."""
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import lru_cache
 
-from flashsmith.builder import count_noted
+from flashsmith.builder import count_noted, installed_package
 from flashsmith.errors import ArgumentError
 from flashsmith.families import DeviceSpec, KernelConfig, Problem, Semantics, device_spec, families
 from flashsmith.families.canonical import emulated_arch
@@ -141,6 +142,16 @@ def kernel_for(
             needed = check_server(other, request.problem, device)
             return kernel_for(other, needed, request, device, chooser)
     return kernel
+
+
+def as_installed(cfg: KernelConfig, semantics: Semantics, device: DeviceSpec) -> Semantics:
+    """Returns the semantics of the kernel of a config that a call over a cache runs: those for any
+    lengths if an installed package left out the kernel for whole tiles, otherwise ``semantics``."""
+    if semantics.uneven or installed_package(device.arch) is None:
+        return semantics
+    uneven = replace(semantics, uneven=True)
+    whole = loaded_kernels.is_found((cfg, device.arch, semantics))
+    return semantics if whole or not loaded_kernels.is_found((cfg, device.arch, uneven)) else uneven
 
 
 def check_tma(cfg: KernelConfig, views: Sequence[TensorView]) -> None:
