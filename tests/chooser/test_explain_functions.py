@@ -11,6 +11,7 @@ from typer.testing import CliRunner
 
 import flashsmith
 from flashsmith import masks, scores
+from flashsmith.chooser.function_problems import parse_with_functions
 from flashsmith.cli import app
 from flashsmith.errors import ArgumentError, TraceError
 
@@ -83,6 +84,18 @@ def test_over_a_cache() -> None:
     assert found["limits"] == "causal"
     assert "seq_k - seq_q" in found["score"]
     assert "decode" in found["kernel"]["config"]
+
+
+def test_over_a_latent_cache() -> None:
+    """The program is the one that calls run, and its kernels skip no blocks."""
+    text = "b1 s1:70 h4:1 d320:256 fp16 latent_decode causal mask=documents"
+    result = CliRunner().invoke(app, ["explain", text, "--arch", "80"])
+    assert result.exit_code == 0, result.output
+    program = parse_with_functions(text).problem.semantics.program
+    assert program.startswith("program_")
+    assert program in result.stdout
+    assert "kernels evaluate it for every key" in result.stdout
+    assert "absent blocks" not in result.stdout
 
 
 def test_the_command() -> None:

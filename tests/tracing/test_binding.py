@@ -95,9 +95,12 @@ def test_a_new_function_at_an_old_address_is_another() -> None:
     # Each is where the one before was. A collection of all that earlier tests have left would take
     # seconds.
     gc.freeze()
-    for width in range(4):
-        assert left(made(width)) == width
-        gc.collect()
+    try:
+        for width in range(4):
+            assert left(made(width)) == width
+            gc.collect()
+    finally:
+        gc.unfreeze()
 
 
 def test_results_live_as_long_as_their_functions() -> None:
