@@ -144,6 +144,13 @@ def test_keywords_of_attention(eager: Callable[..., Any]) -> None:
     torch.testing.assert_close(lse, score.logsumexp(-1), rtol=1e-3, atol=2e-3)
 
 
+def branches(s: Any, b: Any, h: Any, q: Any, k: Any) -> Any:
+    # fmt: off
+    if q==k: return s  # noqa: E701
+    # fmt: on
+    return -s
+
+
 def test_refused() -> None:
     q, k, v = draw(1, 2, 1, 16, 16)
     call = flashsmith.flex_attention
@@ -151,6 +158,9 @@ def test_refused() -> None:
         call(q, k, v)
     with pytest.raises(ArgumentError, match=r"query: shape \(2, 16, 64\)"):
         call(q[0], k, v)
+    # The line that an error quotes is the caller's: "q" stays "q" there.
+    with pytest.raises(TraceError, match=r"if q==k"):
+        call(q, q, q, branches)
     with pytest.raises(TraceError, match="dot product"):
         call(q, q, q, lambda s, b, h, i, j: s + torch.dot(SLOPES[i], SLOPES[j]))
     with pytest.raises(ArgumentError, match="return_lse"):

@@ -210,6 +210,19 @@ def test_values_of_new_floats() -> None:
     assert len({it["program"] for it in found}) == 1
 
 
+def _remainder(b: Any, h: Any, q: Any, k: Any, n: int) -> Any:
+    return q % n == k % n
+
+
+def test_a_partial_of_a_dynamic_number() -> None:
+    ops = Ops()
+    call = ops.compiled(lambda n: {"mask_mod": functools.partial(_remainder, n=n)}, dynamic=True)
+    for number in (11, 12, 13):
+        call(*draw(), number)
+    (node,) = ops.calls
+    assert not any(isinstance(it, int) for it in node.kwargs["ints"])
+
+
 def test_dynamic_lengths() -> None:
     ops = Ops()
 

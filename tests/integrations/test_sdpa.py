@@ -9,6 +9,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
+import numpy as np
 import pytest
 import shared_kernels
 
@@ -168,6 +169,8 @@ def test_what_pytorch_refuses_it_refuses_itself() -> None:
         ({"is_causal": "False"}, "is_causal: 'False'; must be"),
         ({"enable_gqa": None}, "enable_gqa: None; must be"),
         ({"scale": "0.1"}, "scale: no number, but str"),
+        ({"scale": np.array(0.3)}, "scale: no number, but ndarray"),
+        ({"scale": torch.tensor([0.3])}, "scale: no number, but Tensor"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )

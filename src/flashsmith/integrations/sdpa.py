@@ -195,8 +195,10 @@ def _why_not_types(call: _SdpaCall, tracing: bool) -> Reason | None:
     for name, flag in (("is_causal", call.is_causal), ("enable_gqa", call.enable_gqa)):
         if not isinstance(flag, (bool, torch.SymBool)):
             return Reason(name, f"{flag!r}; must be True or False")
-    if not tracing and call.scale is not None and not hasattr(call.scale, "__float__"):
-        return Reason("scale", f"no number, but {type(call.scale).__name__}")
+    if not tracing and call.scale is not None:
+        is_number = hasattr(call.scale, "__float__") and not getattr(call.scale, "shape", ())
+        if not is_number or type(call.scale).__hash__ is None:
+            return Reason("scale", f"no number, but {type(call.scale).__name__}")
     return None
 
 

@@ -280,14 +280,14 @@ _PASSES_OBJECTS = torch.torch_version.TorchVersion(torch.__version__) >= (2, 13)
 def _is_for_compiler(root: Any) -> bool:
     """Whether only the compiler can trace a function: the code that is being compiled defines the
     function, so the compiler has no closure of it, and cannot pass it to Python. The compiler
-    cannot pass a partial that has tensors as keywords either, an object or method within a tuple,
-    an object without a dict, nor, in older versions, any object or method."""
+    cannot pass a partial that has tensors or numbers as keywords either, an object or method within
+    a tuple, an object without a dict, nor, in older versions, any object or method."""
     if type(root) is tuple:
         return any(
             _is_for_compiler(it) or _is_object(it) or isinstance(it, MethodType) for it in root
         )
     if isinstance(root, partial):
-        return any(isinstance(it, torch.Tensor) for it in root.keywords.values())
+        return any(isinstance(it, torch.Tensor | int | float) for it in root.keywords.values())
     if isinstance(root, FunctionType):
         try:
             # PyTorch 2.11 has attributes of such a function, but does not know their values. Its

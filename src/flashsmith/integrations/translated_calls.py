@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from flashsmith.errors import ArgumentError
+from flashsmith.errors import ArgumentError, TraceError
 from flashsmith.integrations.traceable import attention, attention_with_cache, is_tracing
 from flashsmith.runtime import cached_calls
 from flashsmith.runtime.cached_calls import is_constant
@@ -39,7 +39,8 @@ def run_translated(call: Translated) -> Any:
         try:
             results = call.function(*call.tensors, **call.keywords)
         except ArgumentError as error:
-            error.args = (in_callers_names(str(error), call.names),)
+            if not isinstance(error, TraceError):  # this quotes a line of the caller's code
+                error.args = (in_callers_names(str(error), call.names),)
             raise
     return (*results, *call.also) if call.also else results
 
