@@ -105,7 +105,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 #: Tests make hundreds of thousands of objects that stay: with Python's own thresholds, collections
 #: that find nothing take one second in fifteen of an emulated test.
-GC_THRESHOLDS = 20_000, 20, 20
+GC_THRESHOLDS = 20_000, 10, 10
 
 
 def pytest_configure(config: pytest.Config) -> None:
