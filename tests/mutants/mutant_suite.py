@@ -31,7 +31,8 @@ MISTAKES_A_TEST = 8
 
 @dataclass(frozen=True)
 class Equivalent:
-    """Mutants that compute the same in every execution: of operators, at a line of our sources."""
+    """Mutants that compute the same in every execution: of operators, at lines of our sources
+    without their comments, as OperationVictim.said() has them."""
 
     operators: tuple[str, ...]
     victims: tuple[str, ...]

@@ -741,7 +741,7 @@ EQUIVALENT = (
         ("drop barrier",),
         ("cluster", "own_cluster"),
         "main",
-        "// Every arriver must also wait, or racecheck never terminates.\ncluster_wait();",
+        "__syncthreads();\ncluster_wait();\n}",
         "A CTA without a run pushes nothing, and reads what others push when its mbarrier says "
         "that all is there. It has arrived; whether it waits, too, concerns a tool alone.",
     ),
@@ -749,7 +749,7 @@ EQUIVALENT = (
         ("drop barrier",),
         ("cluster", "own_cluster"),
         "main",
-        "}\n__syncwarp();\ncluster_arrive();",
+        "}\n__syncwarp();\ncluster_arrive();\nif constexpr",
         "It orders no access: what thread 0 has initialised its fence and its own arrival publish. "
         "It has the lanes meet for the aligned arrival, as they do behind every branch in the "
         "emulator.",
