@@ -19,6 +19,7 @@ from operation_victims import (
     OperationVictim,
     SourcePatch,
     patched_modules,
+    void_mistakes,
     wrong_plans,
 )
 
@@ -139,8 +140,7 @@ class MutantSuite:
 
     def void_mistakes(self) -> list[str]:
         """Those that are none of today's sources."""
-        every = [mistake for group in self.mistakes.values() for mistake in group]
-        return [str(mistake) for mistake in every if mistake.times() != 1]
+        return void_mistakes(mistake for group in self.mistakes.values() for mistake in group)
 
     def void_harmless(self) -> set[str]:
         """Names of mistakes that need not be noticed, and that nobody makes."""

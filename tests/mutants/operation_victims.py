@@ -6,7 +6,7 @@ from __future__ import annotations
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
 from pathlib import Path
@@ -199,6 +199,12 @@ class SourcePatch:
     def times(self) -> int:
         """How often ``old`` stands in its file: no mistake of today's sources unless once."""
         return (package_sources() / self.file).read_text().count(self.old)
+
+
+def void_mistakes(mistakes: Iterable[SourcePatch]) -> list[str]:
+    """Those that are none of today's sources. The tests that make mistakes are full ones: a plain
+    run asks here, and sees at once what a change of the sources has made void."""
+    return [str(mistake) for mistake in mistakes if mistake.times() != 1]
 
 
 def patched_modules(victim: OperationVictim, mistake: SourcePatch) -> dict[str, str]:
