@@ -174,8 +174,8 @@ DQ_MISTAKES = (
     (
         "V of the next block",
         "wgmma_dq/producer.cuh",
-        "load_keys(V, &args.v, entry.block());",
-        "load_keys(V, &args.v, next.block());",
+        "load_keys<Kernel::V_panels>(V, &args.v, entry.block());",
+        "load_keys<Kernel::V_panels>(V, &args.v, next.block());",
         "documents",
     ),
     (

@@ -19,6 +19,7 @@ from operation_victims import (
     OperationVictim,
     SourcePatch,
     patched_modules,
+    void_mistakes,
     wrong_plans,
 )
 
@@ -31,7 +32,8 @@ MISTAKES_A_TEST = 8
 
 @dataclass(frozen=True)
 class Equivalent:
-    """Mutants that compute the same in every execution: of operators, at a line of our sources."""
+    """Mutants that compute the same in every execution: of operators, at lines of our sources
+    without their comments, as OperationVictim.said() has them."""
 
     operators: tuple[str, ...]
     victims: tuple[str, ...]
@@ -138,8 +140,7 @@ class MutantSuite:
 
     def void_mistakes(self) -> list[str]:
         """Those that are none of today's sources."""
-        every = [mistake for group in self.mistakes.values() for mistake in group]
-        return [str(mistake) for mistake in every if mistake.times() != 1]
+        return void_mistakes(mistake for group in self.mistakes.values() for mistake in group)
 
     def void_harmless(self) -> set[str]:
         """Names of mistakes that need not be noticed, and that nobody makes."""

@@ -6,7 +6,7 @@ from __future__ import annotations
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
 from pathlib import Path
@@ -95,15 +95,17 @@ class OperationVictim:
 
     def said(self, role: str, mutant: Mutant) -> str:
         """The lines of our sources that a mutated instruction comes of, innermost first, each
-        between its neighbours."""
+        between its neighbours: lines of code, without comments."""
         entry = self.roles[role]
-        lines = []
+        lines: list[str] = []
         location = _locations(self.kernel.modules[entry], entry)[mutant.ptx_line]
         while location is not None:
             name, _, line = str(location).partition(":")
             if name.endswith("cuh") and (package_sources() / name).is_file():
-                source = _source(name)[max(0, int(line) - 2) : int(line) + 1]
-                lines += [text.strip() for text in source]
+                code = lines_of_code(name)
+                numbers = list(code)
+                place = numbers.index(int(line))
+                lines += (code[number] for number in numbers[max(0, place - 1) : place + 2])
             location = location.inlined_at
         return "\n".join(lines)
 
@@ -167,8 +169,12 @@ def _locations(ptx: str, entry: str) -> dict[int, Any]:
 
 
 @cache
-def _source(name: str) -> list[str]:
-    return (package_sources() / name).read_text().splitlines()
+def lines_of_code(name: str) -> dict[int, str]:
+    """The lines of a source by their numbers, without comments and without those that have no more:
+    what a comment says changes more often than the code."""
+    source = (package_sources() / name).read_text().splitlines()
+    code = {number: line.partition("//")[0].strip() for number, line in enumerate(source, 1)}
+    return {number: line for number, line in code.items() if line}
 
 
 @cache
@@ -193,6 +199,12 @@ class SourcePatch:
     def times(self) -> int:
         """How often ``old`` stands in its file: no mistake of today's sources unless once."""
         return (package_sources() / self.file).read_text().count(self.old)
+
+
+def void_mistakes(mistakes: Iterable[SourcePatch]) -> list[str]:
+    """Those that are none of today's sources. The tests that make mistakes are full ones: a plain
+    run asks here, and sees at once what a change of the sources has made void."""
+    return [str(mistake) for mistake in mistakes if mistake.times() != 1]
 
 
 def patched_modules(victim: OperationVictim, mistake: SourcePatch) -> dict[str, str]:

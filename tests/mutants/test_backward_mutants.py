@@ -240,14 +240,14 @@ EQUIVALENT = (
         ("drop wait", "weaken wait"),
         BOTH,
         "main",
-        "cp_async_wait<0>();\n__syncthreads();  // K's and V's places are free",
+        "run_steps<false>(steps);\ncp_async_wait<0>();\n__syncthreads();",
         "Behind the last step nothing is under way: what was committed last is an empty group.",
     ),
     Equivalent(
         ("drop barrier",),
         ("two kernels",),
         "main",
-        "__syncthreads();  // K's and V's places are free",
+        "cp_async_wait<0>();\n__syncthreads();\n}",
         "With one stage the last step ended with a barrier, and no thread has read a tile since.",
     ),
     Equivalent(
@@ -277,7 +277,7 @@ EQUIVALENT = (
             ("drop global store", "store global next chunk"),
             ("atomics",),
             "prepare",
-            "store_global_16B(args.dq_sums + (statistic + row) * Kernel::d_head + column,",
+            "args.dq_sums + (statistic + row) * Kernel::dq_sum_columns + column,",
             "A lane clears two chunks of a row of d 64; the loop is laid out for one to three and "
             "then four at a time, and the stores from the third on never run.",
             place=place,
@@ -320,7 +320,7 @@ EQUIVALENT = (
         ("drop barrier",),
         ("bulk",),
         "main",
-        "tma_store_fence();\n__syncwarp();\nif (lane == 0) mbarrier_arrive(barriers().full",
+        "tma_store_fence();\n__syncwarp();\nif (lane == 0)\nc.order.arrive();",
         "Behind dS's stores the warpgroup has met to take its turn, so that the fence of the lane "
         "that arrives is behind every lane's stores.",
     ),
@@ -506,7 +506,7 @@ EQUIVALENT = (
         ("drop barrier",),
         ("wgmma",),
         "main",
-        "__syncwarp();  // all lanes have read their rows' statistics",
+        "compute_dS(D);\n__syncwarp();\nd_o.consumer_release(warp, lane);",
         "Before the producer waits for a place of do it has waited for the place of Q of the same "
         "step, with as many stages, and a warp releases that Q behind the commit of dS, whose "
         "__syncwarp all lanes reach when they have read D. Behind the last step nobody waits for "
@@ -524,7 +524,8 @@ EQUIVALENT = (
         ("drop arrival",),
         ("wgmma",),
         "main",
-        "FS_DEVICE void release(int lane) {",
+        "const uint32_t empty = barriers().empty(read.stage());\n"
+        "if (lane == 0) mbarrier_arrive(empty);",
         "Behind the last step: nobody waits for this place of dS any more.",
         place=-1,
     ),

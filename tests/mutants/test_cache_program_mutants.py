@@ -23,7 +23,7 @@ from cache_calls import (
     in_documents,
     listed,
 )
-from operation_victims import SourcePatch, StopAtFinding, patched_modules
+from operation_victims import SourcePatch, StopAtFinding, patched_modules, void_mistakes
 
 from flashsmith.errors import EmulatorError
 from flashsmith.families import KernelConfig, device_spec
@@ -186,6 +186,10 @@ def _is_right(name: str) -> str:
 
 # One mistake is enough for a plain run.
 QUICK = ("the sums of the reader's stage",)
+
+
+def test_mistakes_are_in_the_sources() -> None:
+    assert void_mistakes(it for mistakes in MISTAKES.values() for it in mistakes) == []
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from unittest.mock import patch
 
 import pytest
 from function_calls import KERNELS, QUERIES, Functions, cached, forward, semantics, tensors
-from operation_victims import OperationVictim, SourcePatch, patched_modules
+from operation_victims import OperationVictim, SourcePatch, patched_modules, void_mistakes
 from oracle import CHUNK
 from sequence import differing
 
@@ -68,6 +68,10 @@ def _rows(cfg: KernelConfig, keys: int, omits_chunk: bool) -> Any:
     if cfg == KERNELS.decode:
         return cached(functions, q[:, QUERIES - COUNT :], k, v)
     return forward(cfg, functions, q, k, v)
+
+
+def test_mistakes_are_in_the_sources() -> None:
+    assert void_mistakes((it for _, it in MISTAKES)) == []
 
 
 @pytest.mark.full

@@ -30,7 +30,13 @@ from mutant_suite import (  # noqa: F401 - the tests are tests of this file
     test_wrong_plans_are_caught,
 )
 from mutants import operators
-from operation_victims import ChangedPlan, OperationVictim, SourcePatch, patched_modules
+from operation_victims import (
+    ChangedPlan,
+    OperationVictim,
+    SourcePatch,
+    patched_modules,
+    void_mistakes,
+)
 
 from flashsmith.builder.sources import package_sources
 from flashsmith.families import Problem, Semantics, device_spec
@@ -741,7 +747,7 @@ EQUIVALENT = (
         ("drop barrier",),
         ("cluster", "own_cluster"),
         "main",
-        "// Every arriver must also wait, or racecheck never terminates.\ncluster_wait();",
+        "__syncthreads();\ncluster_wait();\n}",
         "A CTA without a run pushes nothing, and reads what others push when its mbarrier says "
         "that all is there. It has arrived; whether it waits, too, concerns a tool alone.",
     ),
@@ -749,7 +755,7 @@ EQUIVALENT = (
         ("drop barrier",),
         ("cluster", "own_cluster"),
         "main",
-        "}\n__syncwarp();\ncluster_arrive();",
+        "}\n__syncwarp();\ncluster_arrive();\nif constexpr",
         "It orders no access: what thread 0 has initialised its fence and its own arrival publish. "
         "It has the lanes meet for the aligned arrival, as they do behind every branch in the "
         "emulator.",
@@ -835,8 +841,7 @@ _WRITES_A_WORD = """.version 8.0
 	ret;
 }
 """
-_WAITS = """        // In this order: the merge reads lengths before it waits.
-        wait_for_launch_before();
+_WAITS = """        wait_for_launch_before();
 """
 _COMPARED = """        if (lengths.are_guessed) length = *own_length;
 """
@@ -849,11 +854,22 @@ def _between(first: str, last: str) -> str:
     return text[text.index(first) : text.index(last) + len(last)]
 
 
+_OF_LENGTHS = ("compared before", "only others wait", "allowed before")
+
+
+def _of_lengths(mistake: str) -> SourcePatch:
+    old = _between(_WAITS, _COMPARED)
+    new = _COMPARED + old.removesuffix(_COMPARED)
+    if mistake == "only others wait":
+        new = old.replace(_WAITS, f"if (!lengths.are_guessed) {{ {_WAITS} }}")
+    if mistake == "allowed before":
+        new = f"allow_next_launch();\n{old}"
+    return SourcePatch(mistake, _PART, old, new)
+
+
 @pytest.mark.full
 @pytest.mark.parametrize(("keys", "capacity"), [(300, 504), (504, 504), (300, 8208), (1500, 8208)])
-@pytest.mark.parametrize(
-    "mistake", ["none", "compared before", "only others wait", "allowed before"]
-)
+@pytest.mark.parametrize("mistake", ["none", *_OF_LENGTHS])
 def test_lengths_count_as_the_launch_before_leaves_them(
     mistake: str, keys: int, capacity: int
 ) -> None:
@@ -862,13 +878,7 @@ def test_lengths_count_as_the_launch_before_leaves_them(
     victim = VICTIMS["guessing"]
     modules = victim.kernel.modules
     if mistake != "none":
-        old = _between(_WAITS, _COMPARED)
-        new = _COMPARED + old.removesuffix(_COMPARED)
-        if mistake == "only others wait":
-            new = old.replace(_WAITS, f"if (!lengths.are_guessed) {{ {_WAITS} }}")
-        if mistake == "allowed before":
-            new = f"allow_next_launch();\n{old}"
-        modules = patched_modules(victim, SourcePatch(mistake, _PART, old, new))
+        modules = patched_modules(victim, _of_lengths(mistake))
     o, expected, findings = _behind_a_writer(victim, modules, keys, capacity, "cache_lens")
     # Where clusters merge no launch follows that could begin too early.
     is_harmless = mistake == "none" or (mistake == "allowed before" and capacity == 504)
@@ -881,12 +891,30 @@ _PAGES_READ = """            begin_launch();
             if constexpr (kPaged)
                 if (lengths.are_guessed) copies.pages.read_again(copies.first_step < copies.steps);
 """
+_OF_PAGES = ("compared before", "guessed without the order")
+
+
+def _of_pages(mistake: str) -> SourcePatch:
+    if mistake == "guessed without the order":
+        return SourcePatch(
+            mistake,
+            "mma_sync_decode/run_copies.cuh",
+            "guesses ? load_relaxed(pages.places[i])",
+            "guesses ? load_global_4B(pages.places[i])",
+        )
+    first, *rest = _PAGES_READ.splitlines(keepends=True)
+    return SourcePatch(mistake, _PART, _PAGES_READ, "".join((*rest, first)))
+
+
+def test_mistakes_of_single_tests_are_in_the_sources() -> None:
+    made = [_PREFETCHES, *map(_of_lengths, _OF_LENGTHS), *map(_of_pages, _OF_PAGES)]
+    assert void_mistakes(made) == []
 
 
 @pytest.mark.full
 @pytest.mark.parametrize("capacity", [504, 8208])
 @pytest.mark.parametrize("page", [16, 24])
-@pytest.mark.parametrize("mistake", ["none", "compared before", "guessed without the order"])
+@pytest.mark.parametrize("mistake", ["none", *_OF_PAGES])
 def test_pages_count_as_the_launch_before_leaves_them(
     mistake: str, page: int, capacity: int
 ) -> None:
@@ -894,12 +922,7 @@ def test_pages_count_as_the_launch_before_leaves_them(
     victim = VICTIMS["guessing_tables"]
     modules = victim.kernel.modules
     if mistake != "none":
-        first, *rest = _PAGES_READ.splitlines(keepends=True)
-        patch = SourcePatch(mistake, _PART, _PAGES_READ, "".join((*rest, first)))
-        if mistake == "guessed without the order":
-            patch = SourcePatch(mistake, _PART, "guesses ? load_relaxed(pages.places[i])",
-                                "guesses ? load_global_4B(pages.places[i])")  # fmt: skip
-        modules = patched_modules(victim, patch)
+        modules = patched_modules(victim, _of_pages(mistake))
     o, expected, findings = _behind_a_writer(
         victim, modules, 300, capacity, "page_table", page=page
     )

@@ -8,7 +8,7 @@ from functools import cache
 
 import pytest
 from latent_calls import CODES, PLAIN, LatentCache, LatentEmulation, curved_in_documents
-from operation_victims import SourcePatch, StopAtFinding, patched_modules
+from operation_victims import SourcePatch, StopAtFinding, patched_modules, void_mistakes
 
 from flashsmith.errors import EmulatorError
 from flashsmith.families import KernelConfig
@@ -89,6 +89,10 @@ def _is_right(name: str) -> str:
 
 # One mistake is enough for a plain run.
 QUICK = ("rows instead of queries",)
+
+
+def test_mistakes_are_in_the_sources() -> None:
+    assert void_mistakes(it for mistakes in MISTAKES.values() for it in mistakes) == []
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from unittest.mock import patch
 
 import numpy as np
 import pytest
-from operation_victims import OperationVictim, SourcePatch, patched_modules
+from operation_victims import OperationVictim, SourcePatch, patched_modules, void_mistakes
 from program_calls import Call
 from program_gradients import wrong_gradients
 from program_mistakes import DQ_MISTAKES, MAKERS, MISTAKES, MMA_SYNC_MISTAKES
@@ -55,6 +55,10 @@ ALL = [
     *((DQ, it) for it in DQ_MISTAKES),
     *((MMA_SYNC, it) for it in MMA_SYNC_MISTAKES),
 ]
+
+
+def test_mistakes_are_in_the_sources() -> None:
+    assert void_mistakes((SourcePatch(*it[:-1]) for _, it in ALL)) == []
 
 
 @pytest.mark.full

@@ -9,7 +9,7 @@ from unittest.mock import patch
 
 import numpy as np
 import pytest
-from operation_victims import SourcePatch, StopAtFinding, patched_modules
+from operation_victims import SourcePatch, StopAtFinding, patched_modules, void_mistakes
 from program_calls import PROGRAMS, TABLES, BoundProgram, Call, Make, wrong
 
 from flashsmith.errors import EmulatorError
@@ -193,6 +193,10 @@ def _is_right(victim: Victim) -> str:
 def _caught(victim: Victim, changed: LoadedKernel) -> bool:
     assert _is_right(victim) == ""
     return victim.says(changed) != ""
+
+
+def test_mistakes_are_in_the_sources() -> None:
+    assert void_mistakes((it for _, it in EVERY_MISTAKE)) == []
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ from dataclasses import replace
 from unittest.mock import patch
 
 import pytest
-from operation_victims import OperationVictim, SourcePatch, patched_modules
+from operation_victims import OperationVictim, SourcePatch, patched_modules, void_mistakes
 from score_sums_calls import CONFIG, drawn_for, wrong_sums
 
 from flashsmith.errors import EmulatorError
@@ -67,6 +67,13 @@ def said(
             return wrong_sums(*case, axis, shape, sinks=sinks, arch=ARCH)
         except EmulatorError as stopped:
             return str(stopped)
+
+
+def test_mistakes_are_in_the_sources() -> None:
+    assert (
+        void_mistakes((SourcePatch(name, _KERNEL, old, new) for name, old, new, *_ in MISTAKES))
+        == []
+    )
 
 
 @pytest.mark.full
