@@ -36,10 +36,11 @@ def kernels() -> list[tuple[Any, Any]]:
 
 
 @pytest.fixture
-def gpu(kernels: list[tuple[Any, Any]], monkeypatch: pytest.MonkeyPatch) -> Iterator[PretendedGpu]:
+def gpu(kernels: list[tuple[Any, Any]]) -> Iterator[PretendedGpu]:
     """A GPU with these kernels; each other kernel fails the test, since it would be built."""
     keys = {(cfg, 90, semantics) for cfg, semantics in kernels}
-    with pretended_gpu() as made:
+    # The inner context ends first, because both replace the loaded kernels.
+    with pretended_gpu() as made, pytest.MonkeyPatch.context() as patch:
 
         def get(cfg: Any, arch: int, semantics: Any, may_build: Callable[[], bool]) -> Any:
             assert (cfg, arch, semantics) in keys, f"{cfg} [{semantics}] would be built"
@@ -47,10 +48,13 @@ def gpu(kernels: list[tuple[Any, Any]], monkeypatch: pytest.MonkeyPatch) -> Iter
 
         loaded = SimpleNamespace(get=get, is_found=lambda key: key in keys)
         for module in (kernel_choice, forward_pass):
-            monkeypatch.setattr(module, "loaded_kernels", loaded)
+            patch.setattr(module, "loaded_kernels", loaded)
+        fresh = fallback_kernels.FallbackKernels()
+        for module in (kernel_choice, forward_pass, backward_pass):
+            patch.setattr(module, "fallback_kernels", fresh)
         for module in (kernel_choice, fallback_kernels):
-            monkeypatch.setattr(module, "installed_package", lambda arch: object())
-        monkeypatch.setattr(fallback_kernels, "built_kernels", lambda *, arch: iter(kernels))
+            patch.setattr(module, "installed_package", lambda arch: object())
+        patch.setattr(fallback_kernels, "built_kernels", lambda *, arch: iter(kernels))
         yield made
 
 
