@@ -92,6 +92,8 @@ def test_the_second_lookup_searches_nothing(
     library: KernelLibrary, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     kernels = LoadedKernels()
+    # Otherwise, another test's library that has only the first config could be found.
+    monkeypatch.setattr(libraries, "find_library", lambda *_, **__: library)
     first = kernels.get(CONFIGS[0], 80)
     monkeypatch.setattr(libraries, "find_library", None)
     assert kernels.get(CONFIGS[0], 80) is first

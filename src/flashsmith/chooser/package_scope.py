@@ -22,7 +22,8 @@ _RARE_DTYPE = DType.FP16
 # The words of rare kinds of calls.
 _RARE_WORDS = ("softcap", "canonical", "partial", "only_dq", "no_dq", "cache_e4m3")
 _RAREST_WORDS = ("cache_e5m2",)
-# Kinds of calls that no model is known to make.
+# Kinds of calls that are rare in engines: of encoders and of decode context parallelism with
+# canonical bits, and of decode context parallelism with a softcap.
 _RAREST_KINDS = ("packed canonical", "decode packed canonical", "decode softcap packed")
 # The most rare properties that kernels in a package have. One of the rarest counts as two.
 _MOST, _RAREST = 1, 2
